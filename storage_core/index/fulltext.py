@@ -15,18 +15,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap
 
-from storage_core.base.errors import InvalidInput
+from storage_core.base.errors import Corrupt, InvalidInput
 from storage_core.base.process import scratch_folder
 from storage_core.base.text import choice_of, quoted, shortened
+from storage_core.data.rows.codes import Mask
+from storage_core.data.rows.keys import Positions, bitmap_of
 from storage_core.data.rows.vectors import type_text
 from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import damage, text_files, text_queries
@@ -49,16 +50,62 @@ _BATCH_ROWS = 10_000
 _ROOM_PER_TEXT = 4  # the bytes of memory that indexing takes per byte of text
 _SPARE_HITS = 64  # these additional hits often show that no other hit has the score of the last hit
 _PAGE_HITS = 250_000
+_ROW_BITS = 32  # the row numbers of a split have at most 32 bits
 
 Found: TypeAlias = "tuple[Any, tantivy.DocAddress]"
+Scores = npt.NDArray[np.float64]
 
 
-class Hit(NamedTuple):
-    """One matching document: the position of its segment among the composed segments, its row number, and its score."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Hits:
+    """Matching rows as three arrays of the same length.
 
-    source: int
-    row: int
-    score: float
+    Attributes:
+        sources: For each row, the position of its segment among the composed segments.
+        rows: The row numbers in their segments.
+        scores: The scores of the rows.
+    """
+
+    sources: Positions
+    rows: Positions
+    scores: Scores
+
+    @staticmethod
+    def of_source(source: int, rows: Positions, score: float) -> Hits:
+        """Return rows of one source that all have the same score."""
+        return Hits(np.full(len(rows), source, np.int64), rows, np.full(len(rows), score))
+
+    @staticmethod
+    def joined(parts: Sequence[Hits]) -> Hits:
+        """Return the rows of all parts, in the order of the parts."""
+        if len(parts) == 1:
+            return parts[0]
+        return Hits(
+            np.concatenate([np.zeros(0, np.int64), *(each.sources for each in parts)]),
+            np.concatenate([np.zeros(0, np.int64), *(each.rows for each in parts)]),
+            np.concatenate([np.zeros(0, np.float64), *(each.scores for each in parts)]),
+        )
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.rows)
+
+    @property
+    def names(self) -> Positions:
+        """One number per row, which no other row of the sources has."""
+        return self.sources << _ROW_BITS | self.rows
+
+    def take(self, wanted: Positions | Mask) -> Hits:
+        """Return the rows at these positions, or the rows that the mask selects."""
+        return Hits(self.sources[wanted], self.rows[wanted], self.scores[wanted])
+
+    def places(self) -> Mapping[int, Positions]:
+        """Return for each source the positions of its rows in the arrays, ascending."""
+        return {source: np.flatnonzero(self.sources == source) for source in np.unique(self.sources).tolist()}
+
+    def by_source(self) -> Mapping[int, Hits]:
+        """Return the rows of each source, in the same order."""
+        return {source: self.take(own) for source, own in self.places().items()}
 
 
 def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
@@ -99,6 +146,30 @@ def build(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
         return {each.name: each.read_bytes() for each in sorted((root / "whole").iterdir())}
 
 
+def _hits(searcher: Searcher, found: Sequence[Found], index: str) -> Hits:
+    """Return the documents that tantivy found. Raises `Corrupt` unless each document has a row of its own."""
+    composed, addresses = searcher.composed, [address for _, address in found]
+    numbers = searcher.tantivy.fast_field_values(ROW_FIELD, addresses)
+    if len(composed.sources) == 1:
+        sources = np.full(len(found), composed.sources[0], np.int64)
+    else:
+        segments = np.fromiter((each.segment_ord for each in addresses), np.int64, len(found))
+        sources = np.array(composed.sources, np.int64)[segments]
+    try:
+        rows = np.array(numbers, np.int64)
+    except (TypeError, OverflowError) as error:
+        raise _without_row(index) from error
+    hits = Hits(sources, rows, np.fromiter((score for score, _ in found), np.float64, len(found)))
+    is_row = (rows >= 0) & (rows < np.array(composed.rows, np.int64)[sources])
+    if not is_row.all() or len(np.unique(hits.names)) < len(rows):
+        raise _without_row(index)
+    return hits
+
+
+def _without_row(index: str) -> Corrupt:
+    return text_files.corrupt(f"index {index!r}", "a document names no row of a split, or the row of another document")
+
+
 @dataclass(frozen=True, slots=True)
 class TextQuery:
     """A query for one index. Use `parse` to create it.
@@ -111,27 +182,25 @@ class TextQuery:
     tree: Node = field(compare=False)
     parsed: tantivy.Query = field(compare=False)
 
-    def hits(
-        self, searcher: Searcher, limit: int, *, live: Callable[[list[Hit]], list[Hit]] | None = None
-    ) -> list[Hit]:
+    def hits(self, searcher: Searcher, limit: int, *, live: Callable[[Hits], Hits] | None = None) -> Hits:
         """Return the best `limit` live documents. Also return all live documents with the same score as the last one.
 
         They are ordered by score, then position, then row. `live` returns the live hits among the given hits, in their
         order. Without `live` all hits count as live. Documents that are not live count in the statistics of the scores,
         as in every search of these files.
         """
-        found: list[Hit] = []
+        found = Hits.joined([])
         for page, lowest in self._pages(searcher, limit + _SPARE_HITS):
-            found += page if live is None else live(page)
-            if len(found) >= limit and lowest < found[limit - 1].score:
+            found = Hits.joined([found, page if live is None else live(page)])
+            if len(found) >= limit and lowest < found.scores[limit - 1]:
                 break
-        return [hit for hit in found if len(found) <= limit or hit.score >= found[limit - 1].score]
+        return found if len(found) <= limit else found.take(found.scores >= found.scores[limit - 1])
 
-    def every_hit(self, searcher: Searcher, *, live: Callable[[list[Hit]], list[Hit]]) -> list[Hit]:
+    def every_hit(self, searcher: Searcher, *, live: Callable[[Hits], Hits]) -> Hits:
         """Return all live documents of a searcher, in the order of `hits`."""
-        return [hit for page, _ in self._pages(searcher, _PAGE_HITS) for hit in live(page)]
+        return Hits.joined([live(page) for page, _ in self._pages(searcher, _PAGE_HITS)])
 
-    def _pages(self, searcher: Searcher, size: int) -> Iterator[tuple[list[Hit], float]]:
+    def _pages(self, searcher: Searcher, size: int) -> Iterator[tuple[Hits, float]]:
         """Yield all matching documents, best first, in growing pages. Each page comes with the lowest score that it
         reached.
 
@@ -139,7 +208,7 @@ class TextQuery:
         documents have equal scores, the size determines which of them tantivy returns. A search with an offset would
         therefore miss some documents and return others twice.
         """
-        seen = [BitMap() for _ in searcher.composed.rows]
+        seen = np.zeros(0, np.int64)
         count = searcher.tantivy.num_docs
         while True:
             # Tantivy's collector allocates memory for `size` hits in advance. Therefore `size` never exceeds the number
@@ -147,28 +216,14 @@ class TextQuery:
             size = min(size, count)
             with damage.reading(f"index {self.definition.name!r}"):
                 found = searcher.tantivy.search(self.parsed, size, count=False).hits if size else []
-                hits = self._new(searcher, found, seen)
-            if hits:
-                yield hits, float(found[-1][0])
+                hits = _hits(searcher, found, self.definition.name)
+            fresh = hits.take(~np.isin(hits.names, seen))
+            seen = np.union1d(seen, fresh.names)
+            if len(fresh):
+                yield fresh, float(found[-1][0])
             if len(found) < size or size == count:
                 return
             size = min(5 * size, max(2 * size, size + _PAGE_HITS))
-
-    def _new(self, searcher: Searcher, found: list[Found], seen: list[BitMap]) -> list[Hit]:
-        """Return the documents that were not seen before, and mark them as seen."""
-        hits: list[Hit] = []
-        composed = searcher.composed
-        named = [BitMap() for _ in composed.rows]
-        rows = searcher.tantivy.fast_field_values(ROW_FIELD, [address for _, address in found])
-        for (score, address), row in zip(found, rows, strict=True):
-            source = composed.sources[address.segment_ord]
-            if not isinstance(row, int) or not 0 <= row < composed.rows[source] or row in named[source]:
-                raise text_files.corrupt(f"index {self.definition.name!r}", f"a document names row {row!r} of a split")
-            named[source].add(row)
-            if row not in seen[source]:
-                seen[source].add(row)
-                hits.append(Hit(source=source, row=row, score=float(score)))
-        return hits
 
 
 def parse(
@@ -348,11 +403,10 @@ def matches(query: TextQuery, searcher: Searcher) -> Iterator[tuple[int, BitMap]
     for start, stop, most in _blocks(searcher.composed.rows):
         with damage.reading(f"index {query.definition.name!r}"):
             wanted = _within(query, start, _GREATEST if stop == max(searcher.composed.rows) else stop - 1)
-            addresses = [address for _, address in searcher.tantivy.search(wanted, most + 1, count=False).hits]
-            rows = searcher.tantivy.fast_field_values(ROW_FIELD, addresses)
-        sources = [searcher.composed.sources[each.segment_ord] for each in addresses]
-        for source, found in groupby(sorted(zip(sources, rows, strict=True), key=itemgetter(0)), key=itemgetter(0)):
-            yield source, _bitmap([row for _, row in found], searcher.composed.rows[source], query)
+            found = searcher.tantivy.search(wanted, most + 1, count=False).hits
+            hits = _hits(searcher, found, query.definition.name)
+        for source, own in hits.by_source().items():
+            yield source, bitmap_of(own.rows)
 
 
 def number_of_matches(query: TextQuery, searcher: Searcher) -> int:
@@ -384,14 +438,6 @@ def _within(query: TextQuery, first: int, last: int) -> tantivy.Query:
     rows = tantivy.Query.range_query(schema, ROW_FIELD, tantivy.FieldType.Unsigned, first, last)
     scored = [tantivy.Query.const_score_query(each, 0.0) for each in (query.parsed, rows)]
     return tantivy.Query.boolean_query([(tantivy.Occur.Must, each) for each in scored])
-
-
-def _bitmap(rows: Sequence[object], count: int, query: TextQuery) -> BitMap:
-    found = BitMap(row for row in rows if isinstance(row, int) and 0 <= row < count)
-    if len(found) != len(rows):
-        where = f"index {query.definition.name!r}"
-        raise text_files.corrupt(where, f"{len(rows) - len(found)} documents name no row of a split, or one twice")
-    return found
 
 
 MOST_BYTES: Final = 150

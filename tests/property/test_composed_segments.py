@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import fulltext
 from storage_core.index.text_files import open_searcher
+from tests.support.listed_hits import listed
 from tests.support.scale import scaled
 
 DEFINITION = IndexDefinition("text", "fulltext", ("a", "b"))
@@ -34,7 +35,7 @@ def answers(rows: pa.Table, bounds: list[int], query: str, limit: int) -> list[t
                 (directory / name).write_bytes(data)
             directories.append(directory)
         hits = fulltext.parse(query, DEFINITION).hits(open_searcher(directories, DEFINITION, root), limit)
-        return [(hit.score, bounds[hit.source] + hit.row) for hit in hits]
+        return [(hit.score, bounds[hit.source] + hit.row) for hit in listed(hits)]
 
 
 @settings(max_examples=scaled(20))

@@ -17,6 +17,7 @@ from storage_core.index.fulltext import matches, number_of_matches, snippets
 from storage_core.index.text_files import open_searcher
 from storage_core.index.text_queries import MAX_CHARACTERS
 from tests.support.hostile_worker import survives, work
+from tests.support.listed_hits import listed
 from tests.support.scale import scaled
 
 DEFINITION = IndexDefinition("text", "fulltext", ("body", "head"), {"tokenizer.head": "ngram_2_3"})
@@ -101,7 +102,7 @@ class Searched:
         text, syntax = query(chance), chance.choice(fulltext.SYNTAXES)
         try:
             parsed = fulltext.parse(text, DEFINITION, syntax=syntax)
-            hits = parsed.hits(self.searcher, 100)
+            hits = listed(parsed.hits(self.searcher, 100))
         except InvalidInput as error:
             if syntax == fulltext.LENIENT and len(text) <= MAX_CHARACTERS:
                 return f"a lenient search failed: {error}"

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import fulltext
 from storage_core.index.text_files import open_searcher
+from tests.support.listed_hits import listed
 from tests.support.scale import scaled
 
 WORDS = ("alpha", "beta", "gamma")
@@ -93,5 +94,5 @@ def test_a_text_query_finds_what_sets_of_rows_say(queries: list[Expected]) -> No
             (part / name).write_bytes(data)
         searcher = open_searcher([part], DEFINITION, Path(folder))
         for query in queries:
-            hits = fulltext.parse(query.text, DEFINITION).hits(searcher, len(ROWS))
+            hits = listed(fulltext.parse(query.text, DEFINITION).hits(searcher, len(ROWS)))
             assert {hit.row for hit in hits} == query.rows, query.text

@@ -15,6 +15,7 @@ from storage_core.base.errors import InvalidInput
 from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import fulltext
 from storage_core.index.text_files import Searcher, open_searcher
+from tests.support.listed_hits import listed
 from tests.support.scale import scaled
 from tests.support.words import begins, contains, near, words
 
@@ -86,7 +87,7 @@ def test_a_word_that_no_index_has_finds_nothing_and_is_named(tmp_path: Path, cap
     longer = "東" * 21_844
     definition, searcher = indexed([f"{longer} tide", "tide", "ebb"], "default", tmp_path)
     for query, expected in ((longer, set()), (f"tide AND {longer}", set()), (f"tide -{longer}", {0, 1})):
-        hits = fulltext.parse(query, definition).hits(searcher, 3)
+        hits = listed(fulltext.parse(query, definition).hits(searcher, 3))
         assert {hit.source + hit.row for hit in hits} == expected
         assert "has 65,532 bytes. An index has no word of more than 65,530 bytes, so it matches nothing" in caplog.text
         caplog.clear()
@@ -107,7 +108,7 @@ def indexed(rows: Sequence[str], tokenizer: str, folder: Path) -> tuple[IndexDef
 
 
 def found(searcher: Searcher, definition: IndexDefinition, query: str, count: int) -> set[int]:
-    hits = fulltext.parse(query, definition, syntax="strict").hits(searcher, count)
+    hits = listed(fulltext.parse(query, definition, syntax="strict").hits(searcher, count))
     return {hit.source + hit.row for hit in hits}
 
 

@@ -16,8 +16,8 @@ import tantivy
 from storage_core.base.errors import InvalidInput
 from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import fulltext
-from storage_core.index.fulltext import Hit
 from storage_core.index.text_files import open_searcher
+from tests.support.listed_hits import Hit, listed
 
 DEFINITION = IndexDefinition("text", "fulltext", ("request", "agent"))
 WORDS = ("get", "post", "kibana", "logstash", "puppet", "png", "css", "html", "robot", "search")
@@ -59,7 +59,7 @@ def unpacked(directory: Path, rows: pa.Table, definition: IndexDefinition = DEFI
 
 def hits(directories: list[Path], query: str, limit: int, definition: IndexDefinition = DEFINITION) -> list[Hit]:
     scratch = directories[0].parent if directories else Path()
-    return fulltext.parse(query, definition).hits(open_searcher(directories, definition, scratch), limit)
+    return listed(fulltext.parse(query, definition).hits(open_searcher(directories, definition, scratch), limit))
 
 
 def single_index_answers(rows: pa.Table, query: str) -> list[tuple[float, int]]:
@@ -125,7 +125,7 @@ def test_a_segment_without_rows_takes_part_in_a_search(tmp_path: Path) -> None:
     parts = [unpacked(tmp_path / "none", rows.slice(0, 0)), unpacked(tmp_path / "some", rows)]
     assert {hit.source for hit in hits(parts, "*", 100)} == {1}
     assert hits(parts[:1], "*", 100) == []
-    assert fulltext.parse("get", DEFINITION).hits(open_searcher([], DEFINITION, tmp_path), 10) == []
+    assert listed(fulltext.parse("get", DEFINITION).hits(open_searcher([], DEFINITION, tmp_path), 10)) == []
 
 
 @pytest.mark.parametrize("query", ["tide", "tide OR flood", "tide flood ebb"])

@@ -38,6 +38,7 @@ from tests.support.clock import ManualClock
 from tests.support.damage import Damage, damage
 from tests.support.fault_store import FaultStore
 from tests.support.keyed_table import KeyedTable
+from tests.support.listed_hits import listed
 from tests.support.searching import search
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("text", pa.string()), ("tag", pa.string())])
@@ -207,7 +208,7 @@ def test_scores_are_those_of_one_index_over_all_rows_of_the_base_of_generations_
     for name, data in fulltext.build(corpus, WORDS).items():
         (tmp_path / "one" / name).write_bytes(data)
     hits = fulltext.parse("ebb", WORDS).hits(open_searcher([tmp_path / "one"], WORDS, tmp_path), 100)
-    scores = {hit.row: hit.score for hit in hits}
+    scores = {hit.row: hit.score for hit in listed(hits)}
     assert {each["id"]: each["score"] for each in found(table, "ebb", "words")} == {
         1: scores[0],
         2: scores[2],

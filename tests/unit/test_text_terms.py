@@ -16,6 +16,7 @@ from storage_core.base.errors import InvalidInput
 from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import fulltext, segments, text_files
 from storage_core.index.text_files import open_searcher
+from tests.support.listed_hits import listed
 from tests.support.scale import scaled
 
 DEFINITION = IndexDefinition("text", "fulltext", ("head", "body"))
@@ -32,7 +33,7 @@ def rows_of(
         (folder / name).write_bytes(data)
     parsed = fulltext.parse(query, definition, **given)  # type: ignore[arg-type]
     found = parsed.hits(open_searcher([folder], definition, tmp_path), rows.num_rows)
-    return {hit.row: round(hit.score, 5) for hit in found}
+    return {hit.row: round(hit.score, 5) for hit in listed(found)}
 
 
 def words(text: str) -> list[str]:

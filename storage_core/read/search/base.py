@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -201,7 +201,7 @@ class Base:
             kept.keep(name, found, _LOW_BYTES)
         return cast("tuple[Any]", found)[0]
 
-    def between(self, split: str, rows: Sequence[int]) -> Between | None:
+    def between(self, split: str, rows: Positions) -> Between | None:
         """Return the lower and upper bounds of some rows in the order of results. Return None if there are no bounds.
 
         These bounds cost less than `take`.
@@ -225,22 +225,22 @@ class Base:
         groups = np.searchsorted(ends, rows, side="right")
         return None if bounds is None else (bounds[0][groups], bounds[1][groups])
 
-    def _keys(self, add: Add, path: Path, rows: Sequence[int]) -> Between:
+    def _keys(self, add: Add, path: Path, rows: Positions) -> Between:
         require_within(rows, add.numRecords or 0, add.path)
-        places, order = np.unique(np.array(rows, np.int64), return_inverse=True)
+        places, order = np.unique(rows, return_inverse=True)
         (field,) = stored_schema(pa.schema([self._first]))
         keys = pages.leading_keys(self.store, add, path, places, field=field, kept=self._kept.values)[order]
         self._kept.verified.recheck(self.store, [(add, path)])
         return keys, keys
 
-    def take(self, split: str, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
+    def take(self, split: str, rows: Positions, columns: Collection[str]) -> pa.Table:
         """Return some columns of some rows of a split's file.
 
         The result has the table's columns in schema order, and the rows in the order of `rows`.
         """
         add = self.snapshot.splits[split].as_written  # row numbers of an index are row numbers in the file
         path = self._kept.verified.path(self.store, add)
-        places, order = np.unique(np.array(rows, np.int64), return_inverse=True)
+        places, order = np.unique(rows, return_inverse=True)
         stored = stored_names(self.snapshot.schema, columns)
         if path is not None and _is_ours(add):
             require_within(rows, add.numRecords or 0, split)

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from storage_core.data.rows.keys import Positions, key_codes
 from storage_core.index import fulltext
-from storage_core.index.fulltext import Hit
+from storage_core.index.fulltext import Hits
 from storage_core.index.places import SegmentCache
 from storage_core.index.segments import Coverage
 from storage_core.log.snapshot import Snapshot
@@ -110,7 +110,7 @@ def search(
     return searched.attempted(best, definitions).slice(after)
 
 
-def _hits(live: Live, one: IndexQuestion, *, kept: Kept, root: Path) -> list[Hit]:
+def _hits(live: Live, one: IndexQuestion, *, kept: Kept, root: Path) -> Hits:
     """Return all rows that a text query finds."""
     query = cast("fulltext.TextQuery", one.question)
     with kept.searchers.searcher(one.definition, live.sources, root) as searcher:

@@ -325,7 +325,7 @@ class _Facets:
         counts, in_splits = self._none(), dict[str, BitMap]()
         for source, rows in self._matches.rows():
             own = self._matches.sources[source]
-            numbers = rows.to_array().tolist()
+            numbers = positions(rows)
             if not own.splits:
                 counts = self._with(counts, [_counted(own.take(numbers, [self._column]).column(self._column))])
             for split, _, there in own.in_splits(numbers):
@@ -357,7 +357,7 @@ class _Facets:
                 yield counted
                 left = left - there
         for start in range(0, len(left), _TAKEN_ROWS):
-            taken = self._base.take(split, left[start : start + _TAKEN_ROWS].to_array().tolist(), [self._column])
+            taken = self._base.take(split, positions(left[start : start + _TAKEN_ROWS]), [self._column])
             yield _counted(taken.column(self._column))
 
     def _in_segment(self, segment: IndexSegment, split: str, rows: BitMap) -> tuple[BitMap, BitMap]:

@@ -25,7 +25,7 @@ from storage_core.data.rows.columns import stored_name
 from storage_core.data.rows.keys import Positions, key_codes, pack, sorted_order
 from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import fulltext
-from storage_core.index.fulltext import snippets
+from storage_core.index.fulltext import Scores, snippets
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.search.question import index_for, names_of
@@ -170,7 +170,7 @@ class Best:
         self._score = free_name(SCORE, schema.names)
         self._rows = FirstRows(schema.append(pa.field(self._score, pa.float64())), limit, self._order)
 
-    def taken(self, source: Source, rows: Sequence[int]) -> pa.Table:
+    def taken(self, source: Source, rows: Positions) -> pa.Table:
         """Return these rows of a source in the form that `add` accepts.
 
         Requests: those of `Source.take`. Safe for threads.
@@ -184,7 +184,7 @@ class Best:
                 taken = taken.append_column(name, values)
         return taken
 
-    def add(self, rows: pa.Table, scores: Sequence[float]) -> None:
+    def add(self, rows: pa.Table, scores: Scores) -> None:
         """Add rows, each with its score."""
         self._rows.add(rows.append_column(self._score, pa.array(scores, pa.float64())))
 

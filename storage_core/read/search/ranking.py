@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,10 +26,10 @@ from storage_core.base.errors import InvalidInput
 from storage_core.base.text import quoted, unknown_names
 from storage_core.data.rows.codes import Mask, bound_keys, codes, sortable
 from storage_core.data.rows.columns import stored_name
-from storage_core.data.rows.keys import Positions, pack, positions, sorted_order
+from storage_core.data.rows.keys import Positions, bitmap_of, pack, positions, sorted_order
 from storage_core.data.rows.vectors import type_text
 from storage_core.index import fulltext
-from storage_core.index.fulltext import LENIENT, Hit
+from storage_core.index.fulltext import LENIENT, Hits
 from storage_core.index.places import SegmentCache
 from storage_core.index.segments import Coverage
 from storage_core.index.text_files import Searcher
@@ -49,7 +48,7 @@ from storage_core.read.search.order import (
     tie_columns,
 )
 from storage_core.read.search.question import IndexQuestion, VectorQuery, page
-from storage_core.read.search.source import Live, Source, by_source
+from storage_core.read.search.source import Live, Source
 from storage_core.read.search.vectors import DISTANCE, FIRST_WINDOW, Nearest, has_ties, with_distance
 from storage_core.store.meter import prefetch
 
@@ -231,12 +230,12 @@ _BOUNDED = (pa.types.is_integer, pa.types.is_decimal, pa.types.is_date, pa.types
 def _pieces(matches: Matches, bounds: Mapping[str, Any], numbers: Sequence[int]) -> Iterator[_Bounded]:
     """Yield the matching rows of some sources. Each piece has the rows of one split."""
     for number, rows in matches.rows(numbers):
-        source, own = matches.sources[number], np.array(rows.to_array(), np.uint32)
+        source, own = matches.sources[number], positions(rows)
         if len(source.splits) < 2:
             yield _Bounded(bounds[source.splits[0]] if source.splits else None, number, rows)
             continue
-        for split, which, _ in source.in_splits(own.tolist()):
-            yield _Bounded(bounds[split], number, BitMap(own[which]))
+        for split, which, _ in source.in_splits(own):
+            yield _Bounded(bounds[split], number, bitmap_of(own[which]))
 
 
 def _add(matches: Matches, first: _First, pieces: Iterable[_Bounded]) -> None:
@@ -247,13 +246,13 @@ def _add(matches: Matches, first: _First, pieces: Iterable[_Bounded]) -> None:
     """
 
     def values(piece: _Bounded) -> pa.ChunkedArray:
-        return matches.sources[piece.source].take(piece.rows.to_array().tolist(), [first.by]).column(first.by)
+        return matches.sources[piece.source].take(positions(piece.rows), [first.by]).column(first.by)
 
     for group in in_turns(first.in_order(pieces), lambda each: first.excludes(each.bound), lambda: _AT_ONCE):
         for piece, own in zip(group, prefetch(values, group, _AT_ONCE), strict=True):
             wanted = np.flatnonzero(first.contenders(own))
-            rows = positions(piece.rows)[wanted].tolist()
-            if rows:
+            rows = positions(piece.rows)[wanted]
+            if len(rows):
                 first.rows.add(matches.sources[piece.source].take(rows, first.columns))
 
 
@@ -269,7 +268,7 @@ class _Scored:
     """
 
     sources: Sequence[int]
-    hits: Callable[[Sequence[int]], Mapping[int, Sequence[Hit]]]
+    hits: Callable[[Sequence[int]], Mapping[int, Hits]]
     tied: float
     wanted: int
     better: frozenset[int] = frozenset()
@@ -393,14 +392,14 @@ def added_names(schema: pa.Schema) -> tuple[str, str]:
 
 def _text_matches(live: Live, query: fulltext.TextQuery, most: int, searcher: Searcher) -> _Scored:
     found = query.hits(searcher, most, live=live)
-    hits = by_source(found)
-    tied = found[-1].score if len(found) > most else -math.inf  # otherwise all hits are among the best rows
-    better = frozenset(source for source, own in hits.items() if own[0].score > tied)
+    hits = found.by_source()
+    tied = float(found.scores[-1]) if len(found) > most else -math.inf  # otherwise all of the hits are among the best
+    better = frozenset(source for source, own in hits.items() if own.scores[0] > tied)
     return _Scored(
         sources=sorted(hits),
         hits=lambda sources: {each: hits[each] for each in sources},
         tied=tied,
-        wanted=most - sum(hit.score > tied for hit in found),
+        wanted=most - int((found.scores > tied).sum()),
         better=better,
     )
 
@@ -408,12 +407,12 @@ def _text_matches(live: Live, query: fulltext.TextQuery, most: int, searcher: Se
 def _bitmap_matches(live: Live, condition: Predicate, most: int) -> _Scored:
     """Return the matches of a bitmap index. The search opens a source only if its hits are needed."""
 
-    def matching(source: int) -> list[Hit]:
-        return [Hit(source=source, row=row, score=_MATCH) for row in live.sources[source].matching(condition)]
+    def matching(source: int) -> Hits:
+        return Hits.of_source(source, positions(live.sources[source].matching(condition)), _MATCH)
 
-    def hits(sources: Sequence[int]) -> Mapping[int, Sequence[Hit]]:
+    def hits(sources: Sequence[int]) -> Mapping[int, Hits]:
         asked = [each for each in sources if not live.excludes(each)]
-        return by_source(live(list(chain.from_iterable(prefetch(matching, asked, _AT_ONCE)))))
+        return live(Hits.joined([*prefetch(matching, asked, _AT_ONCE)])).by_source()
 
     return _Scored(sources=range(len(live.sources)), hits=hits, tied=_MATCH, wanted=most)
 
@@ -427,9 +426,9 @@ def _add_best(found: Sequence[Source], matches: _Scored, best: Best) -> None:
 
     def add(sources: Sequence[int]) -> None:
         hits = _contending(found, matches, matches.hits(sources), best)
-        rows = prefetch(lambda each: best.taken(found[each], [hit.row for hit in hits[each]]), hits, _AT_ONCE)
+        rows = prefetch(lambda each: best.taken(found[each], hits[each].rows), hits, _AT_ONCE)
         for own, taken in zip(hits.values(), rows, strict=True):
-            best.add(taken, [hit.score for hit in own])
+            best.add(taken, own.scores)
 
     def turn(source: int) -> tuple[Any, ...]:
         low = found[source].low()
@@ -445,25 +444,24 @@ def _add_best(found: Sequence[Source], matches: _Scored, best: Best) -> None:
         add(group)
 
 
-def _contending(
-    found: Sequence[Source], matches: _Scored, hits: Mapping[int, Sequence[Hit]], best: Best
-) -> Mapping[int, Sequence[Hit]]:
+def _contending(found: Sequence[Source], matches: _Scored, hits: Mapping[int, Hits], best: Best) -> Mapping[int, Hits]:
     """Return the hits that may be among the best rows.
 
     A hit with the score `tied` is removed if the hit comes after all best rows.
     """
-    tied = {each: [hit.row for hit in own if hit.score == matches.tied] for each, own in hits.items()}
+    tied = {each: own.rows[own.scores == matches.tied] for each, own in hits.items()}
     if sum(map(len, tied.values())) <= matches.wanted and not best.is_full:
         return hits
-    asked = [each for each, rows in tied.items() if rows]
+    asked = [each for each, rows in tied.items() if len(rows)]
     known = dict(zip(asked, prefetch(lambda each: found[each].between(tied[each]), asked, _AT_ONCE), strict=True))
     between = {each: keys for each, keys in known.items() if keys is not None}
     if not between:
         return hits
     low, high = map(np.concatenate, zip(*between.values(), strict=True))
-    may = iter(best.contenders(low, high, score=matches.tied, wanted=matches.wanted).tolist())
-    left = {
-        each: [hit for hit in own if each not in between or hit.score != matches.tied or next(may)]
-        for each, own in hits.items()
-    }
-    return {each: own for each, own in left.items() if own}
+    may = best.contenders(low, high, score=matches.tied, wanted=matches.wanted)
+    left, ends = dict(hits), np.cumsum([len(keys) for keys, _ in between.values()])
+    for (each, _), own in zip(between.items(), np.split(may, ends[:-1]), strict=True):
+        is_wanted = hits[each].scores != matches.tied
+        is_wanted[~is_wanted] = own
+        left[each] = hits[each].take(is_wanted)
+    return {each: own for each, own in left.items() if len(own)}

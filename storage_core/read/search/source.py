@@ -21,7 +21,7 @@ from storage_core.base.errors import Corrupt, NotFound
 from storage_core.data.rows.codes import Mask, Unsigned
 from storage_core.data.rows.keys import Positions, bitmap_of, key_codes, positions
 from storage_core.index.damage import damaged
-from storage_core.index.fulltext import Hit
+from storage_core.index.fulltext import Hits
 from storage_core.index.vector.blocks import Ranged
 from storage_core.read.predicate import Predicate
 from storage_core.read.row_filter import NOTHING_KNOWN, RowFilter
@@ -108,14 +108,14 @@ class Source(Protocol):
         """Return a lower bound of the rows as in `order.least`, or None if unknown. Makes no request."""
         ...
 
-    def between(self, rows: Sequence[int]) -> Between | None:
+    def between(self, rows: Positions) -> Between | None:
         """Return the lower and upper bounds of these rows in the order of results. Return None if there are no bounds.
 
         These bounds cost less than `take`.
         """
         ...
 
-    def in_splits(self, rows: Sequence[int]) -> Iterable[InSplit]:
+    def in_splits(self, rows: Positions) -> Iterable[InSplit]:
         """Return each split of the base that contains some of these rows."""
         ...
 
@@ -123,7 +123,7 @@ class Source(Protocol):
         """Return the rows that no result may contain, even if the index finds them."""
         ...
 
-    def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
+    def take(self, rows: Positions, columns: Collection[str]) -> pa.Table:
         """Return some columns of some rows.
 
         The result has the table's columns in schema order, and the rows in the order of `rows`.
@@ -157,18 +157,10 @@ def chosen(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
     return pa.schema([each for each in schema if each.name in columns])
 
 
-def by_source(hits: Iterable[Hit]) -> dict[int, list[Hit]]:
-    """Return the hits of each source, in the same order."""
-    found: dict[int, list[Hit]] = {}
-    for hit in hits:
-        found.setdefault(hit.source, []).append(hit)
-    return found
-
-
-def require_within(rows: Sequence[int], count: int, where: str) -> None:
+def require_within(rows: Positions, count: int, where: str) -> None:
     """Raise `Corrupt` if an index returns the number of a row that does not exist."""
-    if max(rows) >= count:
-        raise damaged(where, f"the index names row {max(rows)}, it has {count} rows")
+    if (last := int(rows.max())) >= count:
+        raise damaged(where, f"the index names row {last}, it has {count} rows")
 
 
 class TextFilter:
@@ -177,12 +169,12 @@ class TextFilter:
     The filter identifies rows of the base by position, and other rows by key.
     """
 
-    def __init__(self, found: Sequence[Source], hits: Sequence[Hit], key: Sequence[str]) -> None:
+    def __init__(self, found: Sequence[Source], hits: Hits, key: Sequence[str]) -> None:
         """Build the filter from hits in these sources. The table has the key `key`.
 
         Requests: those of `Source.in_splits`.
         """
-        rows = {source: [hit.row for hit in own] for source, own in by_source(hits).items()}
+        rows = {source: own.rows for source, own in hits.by_source().items()}
         self._key = key
         self._splits: dict[str, BitMap] = {}
         self._unmerged = [found[each].take(own, key) for each, own in rows.items() if not found[each].splits]
@@ -197,10 +189,10 @@ class TextFilter:
         """
         mask = np.zeros(len(rows), np.bool_)
         if source.splits:
-            for split, own, there in source.in_splits(rows.tolist()):
+            for split, own, there in source.in_splits(rows):
                 mask[own] = among(there, self._splits.get(split, BitMap()))
         elif self._unmerged:
-            *matched, own = key_codes([*self._unmerged, source.take(rows.tolist(), self._key)], self._key)
+            *matched, own = key_codes([*self._unmerged, source.take(rows, self._key)], self._key)
             mask = np.isin(own, np.concatenate(matched))
         return mask
 
@@ -257,14 +249,19 @@ class Live:
         """Return this filter with the additional condition that a row is in each of `matched`."""
         return Live(self.sources, self.filter, matched)
 
-    def __call__(self, hits: list[Hit]) -> list[Hit]:
+    def __call__(self, hits: Hits) -> Hits:
         """Return the hits that are visible rows and meet the filter.
 
         Raises the errors of `Source.take` and `RowFilter.mask`.
         """
-        deleted = self._deleted_of({hit.source for hit in hits})
-        live = [hit for hit in hits if hit.source in deleted and hit.row not in deleted[hit.source]]
-        return self._wanted(live) if live and self.is_filtered else live
+        places = hits.places()
+        deleted = self._deleted_of(places)
+        is_live = np.zeros(len(hits), np.bool_)
+        for source, own in places.items():
+            if source in deleted:
+                is_live[own] = ~among(hits.rows[own], deleted[source])
+        live = hits if is_live.all() else hits.take(is_live)
+        return self._wanted(live) if len(live) and self.is_filtered else live
 
     def left(self, found: Mapping[int, BitMap]) -> Mapping[int, BitMap]:
         """Return those of these rows that are visible and meet the filter. Raises the errors of `__call__`."""
@@ -335,15 +332,12 @@ class Live:
         """
         return self.filter if source.splits and not self._matched else None
 
-    def _wanted(self, hits: list[Hit]) -> list[Hit]:
-        places: dict[int, list[int]] = {}
-        for place, hit in enumerate(hits):
-            places.setdefault(hit.source, []).append(place)
-        rows = {source: np.array([hits[place].row for place in own], np.int64) for source, own in places.items()}
+    def _wanted(self, hits: Hits) -> Hits:
+        places = hits.places()
         met = np.zeros(len(hits), np.bool_)
-        for source, mask in self._meeting(rows).items():
+        for source, mask in self._meeting({source: hits.rows[own] for source, own in places.items()}).items():
             met[places[source]] = mask
-        return [hit for hit, is_met in zip(hits, met.tolist(), strict=True) if is_met]
+        return hits.take(met)
 
     def _meeting(self, rows: Mapping[int, Positions]) -> dict[int, Mask]:
         """Return, for each source, a mask of these rows.
@@ -365,9 +359,7 @@ class Live:
 
         Cached results decide, or DuckDB evaluates the filter.
         """
-        in_split = [
-            (source, *each) for source, own in rows.items() for each in self.sources[source].in_splits(own.tolist())
-        ]
+        in_split = [(source, *each) for source, own in rows.items() for each in self.sources[source].in_splits(own)]
         splits = sorted({split for _, split, _, _ in in_split})
         answers = dict(zip(splits, prefetch(wanted.by_bitmaps, splits, _AT_ONCE), strict=True))
         left = {source: own.copy() for source, own in met.items()}
@@ -383,7 +375,7 @@ class Live:
             return
 
         def taken(source: int) -> pa.Table:
-            return self.sources[source].take(rows[source][unknown[source]].tolist(), wanted.columns)
+            return self.sources[source].take(rows[source][unknown[source]], wanted.columns)
 
         ends = np.cumsum([*map(len, unknown.values())])
         mask = wanted.mask(pa.concat_tables(prefetch(taken, unknown, _AT_ONCE)), int(ends[-1]))

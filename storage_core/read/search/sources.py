@@ -106,18 +106,18 @@ class _Unmerged:
     def low(self) -> None:
         return None
 
-    def between(self, _: Sequence[int]) -> None:
+    def between(self, _: Positions) -> None:
         return None
 
-    def in_splits(self, _: Sequence[int]) -> Iterable[InSplit]:
+    def in_splits(self, _: Positions) -> Iterable[InSplit]:
         return ()
 
     def deleted(self) -> BitMap:
         return self.hidden
 
-    def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
+    def take(self, rows: Positions, columns: Collection[str]) -> pa.Table:
         require_within(rows, self.count(), self.name)
-        return self.rows.select(chosen(self.rows.schema, columns).names).take(pa.array(rows, pa.int64()))
+        return self.rows.select(chosen(self.rows.schema, columns).names).take(pa.array(rows))
 
 
 def _generation(store: ObjectStore, covered: Coverage, cache: SegmentCache, whole: WholeRows) -> _Unmerged:
@@ -263,16 +263,16 @@ class _Split:
     def low(self) -> Any:
         return self.base.low(self.path)
 
-    def between(self, rows: Sequence[int]) -> Between | None:
+    def between(self, rows: Positions) -> Between | None:
         return self.base.between(self.path, rows)
 
-    def in_splits(self, rows: Sequence[int]) -> Iterable[InSplit]:
-        return [(self.path, np.arange(len(rows)), np.array(rows, np.int64))]
+    def in_splits(self, rows: Positions) -> Iterable[InSplit]:
+        return [(self.path, np.arange(len(rows)), rows)]
 
     def deleted(self) -> BitMap:
         return self.base.hidden(self.path)
 
-    def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
+    def take(self, rows: Positions, columns: Collection[str]) -> pa.Table:
         return self.base.take(self.path, rows, columns)
 
     def _gap(self) -> Path:
@@ -336,30 +336,30 @@ class _Moved:
         lows = [self.base.low(split) for split in self.splits]
         return None if None in lows else min(lows)
 
-    def between(self, rows: Sequence[int]) -> Between | None:
+    def between(self, rows: Positions) -> Between | None:
         least, most = np.zeros(len(rows), np.uint64), np.zeros(len(rows), np.uint64)
         for split, own, there in self.in_splits(rows):
-            found = self.base.between(split, there.tolist())
+            found = self.base.between(split, there)
             if found is None:
                 return None
             least[own], most[own] = found
         return least, most
 
-    def in_splits(self, rows: Sequence[int]) -> Iterator[InSplit]:
+    def in_splits(self, rows: Positions) -> Iterator[InSplit]:
         require_within(rows, self.segment.numRecords, self.segment.path)
-        places, wanted = self.base.places(self.segment), np.array(rows, np.int64)
-        split = places.split[wanted]
+        places = self.base.places(self.segment)
+        split = places.split[rows]
         for number in np.unique(split).tolist():
             own = np.flatnonzero(split == number)
-            yield places.splits[number], own, places.row[wanted[own]].astype(np.int64)
+            yield places.splits[number], own, places.row[rows[own]].astype(np.int64)
 
     def deleted(self) -> BitMap:
         return self.base.deleted(self.base.places(self.segment))
 
-    def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
+    def take(self, rows: Positions, columns: Collection[str]) -> pa.Table:
         parts, order = [], []
         for split, own, there in self.in_splits(rows):
-            parts.append(self.base.take(split, there.tolist(), columns))
+            parts.append(self.base.take(split, there, columns))
             order.append(own)
         return pa.concat_tables(parts).take(pa.array(np.argsort(np.concatenate(order), kind="stable")))
 
@@ -407,22 +407,22 @@ class _PartOfSplit:
     def low(self) -> Any:
         return self.base.low(self.path)
 
-    def between(self, rows: Sequence[int]) -> Between | None:
-        return self.base.between(self.path, self._rows()[np.array(rows, np.int64)].tolist())
+    def between(self, rows: Positions) -> Between | None:
+        return self.base.between(self.path, self._rows()[rows])
 
-    def in_splits(self, rows: Sequence[int]) -> Iterable[InSplit]:
+    def in_splits(self, rows: Positions) -> Iterable[InSplit]:
         own = self._rows()
         require_within(rows, len(own), self.path)
-        return [(self.path, np.arange(len(rows)), own[np.array(rows, np.int64)])]
+        return [(self.path, np.arange(len(rows)), own[rows])]
 
     def deleted(self) -> BitMap:
         hidden = positions(self.base.hidden(self.path))
         return bitmap_of(np.flatnonzero(np.isin(self._rows(), hidden)))
 
-    def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
+    def take(self, rows: Positions, columns: Collection[str]) -> pa.Table:
         own = self._rows()
         require_within(rows, len(own), self.path)
-        return self.base.take(self.path, own[np.array(rows, np.int64)].tolist(), columns)
+        return self.base.take(self.path, own[rows], columns)
 
     def _rows(self) -> Positions:
         return positions(self.base.unanswered(self.path))

@@ -89,9 +89,9 @@ class Nearest:
             for source, each in zip(self._live.sources, found, strict=True)
             for at in range(0, len(each.rows), _ADDED_ROWS)
         ]
-        rows = prefetch(lambda part: best.taken(part[0], part[1].tolist()), parts, self._read_at_once)
+        rows = prefetch(lambda part: best.taken(part[0], part[1]), parts, self._read_at_once)
         for taken, (_, _, distances) in zip(rows, parts, strict=True):
-            best.add(taken, (0.0 - distances).tolist())
+            best.add(taken, 0.0 - distances)
 
     def rows(self, window: int) -> list[Found]:
         """Return, for each source, the nearest rows of a window.
@@ -185,7 +185,7 @@ def exactly(source: Source, query: VectorQuery, rows: Positions, most: int) -> F
     rows = np.sort(rows)  # the rows then have the order of the files, unless rows have moved
     for at in range(0, len(rows), step):
         block = rows[at : at + step]
-        column = source.take(block.tolist(), [query.column]).column(query.column)
+        column = source.take(block, [query.column]).column(query.column)
         held = np.flatnonzero(vector.indexable(column, query.metric))
         distances = vector.exact(query.vector, matrix(column)[held], query.metric)
         joined = Found(np.append(kept.rows, block[held]), np.append(kept.distances, distances))
@@ -427,6 +427,6 @@ def _nearest_distances(
 
 def _vectors(source: Source, rows: Positions, query: VectorQuery) -> Floats:
     """Return the embeddings of the given rows, without rows that have no embedding."""
-    column = source.take(rows.tolist(), [query.column]).column(query.column)
+    column = source.take(rows, [query.column]).column(query.column)
     found: Floats = matrix(column)[np.flatnonzero(vector.indexable(column, query.metric))]
     return found
