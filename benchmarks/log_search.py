@@ -25,6 +25,7 @@ import tidemark as tm
 from benchmarks.metrics import Metric, command, seconds
 from examples.datasets import access_log_lines
 from storage_core.data.settings.index import IndexDefinition
+from storage_core.index import text_files
 from tests.support.upkeep import catch_up
 
 COPIES = 20
@@ -118,6 +119,7 @@ def _written(root: Path, lines: Sequence[str], copies: int) -> tuple[tm.Table, t
     builder = tantivy.SchemaBuilder()
     builder.add_text_field("line", stored=True)
     alone = tantivy.Index(builder.build())
+    text_files.register(alone, words)  # the same words as in the table
     writer = alone.writer(num_threads=1)
     times = np.array([_time(line) for line in lines], "datetime64[us]")
     for copy in range(copies):

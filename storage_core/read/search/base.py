@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any, Generic, TypeVar, cast
@@ -14,7 +15,8 @@ from pyroaring import BitMap
 
 from storage_core.base.errors import TidemarkError
 from storage_core.data.formats.bundle import TranslationMap
-from storage_core.data.rows.codes import has_leading_keys
+from storage_core.data.rows.bound_text import decode_column
+from storage_core.data.rows.codes import Unsigned, has_leading_keys, leading_keys
 from storage_core.data.rows.columns import stored_name, stored_names, stored_schema
 from storage_core.data.rows.keys import Positions, bitmap_of, positions
 from storage_core.data.rows.vectors import is_vector
@@ -27,10 +29,11 @@ from storage_core.read.bitmap import rows_that_meet
 from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import conditions, leading_bounds
 from storage_core.read.search.kept import Kept
-from storage_core.read.search.order import first_column, least
+from storage_core.read.search.order import BOUNDED, first_column, least
 from storage_core.read.search.source import Between, chosen, require_within, usable
 from storage_core.read.unmerged import Overlay
 from storage_core.split import pages
+from storage_core.split.hidden_rows import deleted_rows
 from storage_core.split.pages import RangedVectors
 from storage_core.split.read import WHOLE_SPLIT_BYTES, OpenSplit, conform_split, open_split
 from storage_core.split.verification import corrupt_on_failure
@@ -90,8 +93,6 @@ class Base:
         """Prepare without reading. The bases of all indexes in one search share `hidden`."""
         self.store, self.snapshot, self.covered, self.cache = store, snapshot, covered, cache
         self._kept, self._first = kept, first_column(snapshot)
-        self._nearest = Nearest.of(covered.segments.values())
-        self._moved = by_input(covered.translations.values())
         self._reading = Locks()
         self._hidden = hidden or Hidden()
         self._unanswered, self._parts, self._directories = Once[BitMap](), Once[BitMap](), Once[Path]()
@@ -136,25 +137,38 @@ class Base:
         Cost:
             One GET per needed translation that is not cached.
         """
-        at = (self.snapshot.table_id, self.snapshot.version, self.covered.without)
-        name = (segment.path, segment.xxh3, "places", *at)
 
         def found() -> Places:
             self._fetch_maps([segment])
             return self._ways.places(segment)
 
-        return self._kept.values.made(name, Places, found, lambda each: each.size_bytes)
+        return self._kept.values.made(self._in_version(segment, "places"), Places, found, lambda each: each.size_bytes)
 
-    def deleted(self, places: Places) -> BitMap:
-        """Return the unusable rows of a segment. These rows are in no live split, or are hidden in a live split."""
-        found = places.nowhere
-        for split in places.splits:
-            hidden = self.hidden(split)
-            if hidden:
-                own, there = places.within(split)
-                at = np.isin(there, positions(hidden))
-                found |= bitmap_of(own[at])
+    def deleted(self, segment: IndexSegment) -> BitMap:
+        """Return the rows of a segment that are in no live split, or that are hidden in a live split.
+
+        The caller must not change the result. Later searches of the same version reuse the rows that the log hides.
+        Requests: those of `places` and `hidden`.
+        """
+        places, splits = self.places(segment), self.snapshot.splits
+
+        def lasting() -> BitMap:
+            cached, found = self._kept.verified.footers.cached, places.nowhere
+            for split in places.splits:
+                if splits[split].deleted_rows is not None:
+                    found |= _in_segment(places, split, deleted_rows(self.store, splits[split], cached))
+            return found
+
+        name = self._in_version(segment, "deleted")
+        found = self._kept.values.made(name, BitMap, lasting, lambda each: len(each.serialize()))
+        for split in self._overlay.touched.intersection(places.splits):
+            found = found | _in_segment(places, split, self.hidden(split))
         return found
+
+    def _in_version(self, segment: IndexSegment, what: str) -> tuple[object, ...]:
+        """Return the name of a cached value of a segment, which depends on the version of the table."""
+        at = (self.snapshot.table_id, self.snapshot.version, self.covered.without)
+        return (segment.path, segment.xxh3, what, *at, stored_name(self._first), str(self._first.type))
 
     def matching(self, segment: IndexSegment, condition: Predicate, count: Callable[[], int]) -> BitMap:
         """Return the rows of a bitmap segment that meet a condition on its columns.
@@ -200,6 +214,46 @@ class Base:
             found = (least(add, self.snapshot),)
             kept.keep(name, found, _LOW_BYTES)
         return cast("tuple[Any]", found)[0]
+
+    def low_of(self, segment: IndexSegment, splits: Sequence[str]) -> Any:
+        """Return a lower bound of the rows of a segment in these splits, as in `low`. Makes no request."""
+
+        def found() -> tuple[Any]:
+            lows = [self.low(each) for each in splits]
+            return (None if None in lows else min(lows),)
+
+        name = self._in_version(segment, "low")
+        return self._kept.values.made(name, tuple, found, lambda _: _LOW_BYTES)[0]
+
+    def bounds(self, splits: Sequence[str]) -> Between | None:
+        """Return the bounds of the order of each split according to the log. None if the log has no such bounds.
+
+        Makes no request.
+        """
+        name, kind = stored_name(self._first), self._first.type
+        if not any(is_kind(kind) for is_kind in BOUNDED) or not has_leading_keys(kind):
+            return None
+        adds = [self.snapshot.splits[each] for each in splits]
+
+        def decoded(stated: Iterable[Mapping[str, str] | None]) -> pa.Array:
+            return decode_column(pa.array([(each or {}).get(name) for each in stated], pa.string()), kind)
+
+        first, last = decoded(each.minValues for each in adds), decoded(each.maxValues for each in adds)
+        low, high = leading_keys(first), leading_keys(last)
+        low[first.is_null().to_numpy(zero_copy_only=False)] = 0
+        has_nulls = np.array([(each.nullCounts or {}).get(name, 1) > 0 for each in adds], np.bool_)
+        high[has_nulls] = leading_keys(pa.nulls(1, kind))[0]
+        return low, high
+
+    def bounds_of(self, segment: IndexSegment, splits: Sequence[str]) -> Between | None:
+        """Return the `bounds` of these splits of a segment. Later searches of the same version reuse the bounds."""
+
+        def found() -> tuple[Unsigned, ...]:
+            return self.bounds(splits) or ()
+
+        name = self._in_version(segment, "bounds")
+        known = self._kept.values.made(name, tuple, found, lambda each: sum(keys.nbytes for keys in each))
+        return (known[0], known[1]) if known else None
 
     def between(self, split: str, rows: Positions) -> Between | None:
         """Return the lower and upper bounds of some rows in the order of results. Return None if there are no bounds.
@@ -284,6 +338,14 @@ class Base:
         names = [name for name in opened.schema.names if name in columns]
         return pa.table({name: found[name] if rest is None or name in found else rest.column(name) for name in names})
 
+    @cached_property
+    def _nearest(self) -> Nearest:
+        return Nearest.of(self.covered.segments.values())
+
+    @cached_property
+    def _moved(self) -> Mapping[str, Sequence[Translation]]:
+        return by_input(self.covered.translations.values())
+
     @property
     def _ways(self) -> Ways:
         # Do not store this object in an attribute, because it refers to `self`. Only the garbage collector frees such a
@@ -313,6 +375,12 @@ class Base:
                 return part_rows((self.directory(segment) / member.file).read_bytes(), segment, member)
 
         return self._parts(f"{segment.path} {member.split}", found)
+
+
+def _in_segment(places: Places, split: str, rows: BitMap) -> BitMap:
+    """Return the rows of a segment that are now at these rows of a split."""
+    own, there = places.within(split)
+    return bitmap_of(own[np.isin(there, positions(rows))])
 
 
 Hidden = Once[BitMap]

@@ -88,6 +88,10 @@ def in_turns(
 
 SCORE = "score"
 
+# Bounds of floats ignore NaN, the greatest value. Bounds of texts are truncated, and texts often have the same long
+# prefix.
+BOUNDED = (pa.types.is_integer, pa.types.is_decimal, pa.types.is_date, pa.types.is_timestamp)
+
 
 def tie_columns(snapshot: Snapshot) -> tuple[str, ...]:
     """Return the columns that order rows with equal scores.

@@ -37,6 +37,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.read.search.kept import Kept
 from storage_core.read.search.matches import Matches, Query, Searched, Trace, matched
 from storage_core.read.search.order import (
+    BOUNDED,
     SCORE,
     Best,
     FirstRows,
@@ -48,7 +49,7 @@ from storage_core.read.search.order import (
     tie_columns,
 )
 from storage_core.read.search.question import IndexQuestion, VectorQuery, page
-from storage_core.read.search.source import Live, Source
+from storage_core.read.search.source import Between, Live, Source
 from storage_core.read.search.vectors import DISTANCE, FIRST_WINDOW, Nearest, has_ties, with_distance
 from storage_core.store.meter import prefetch
 
@@ -214,17 +215,12 @@ def _bounds(snapshot: Snapshot, first: _First, splits: Collection[str]) -> Mappi
     The bound is None if the log has no bound.
     """
     kind, adds = snapshot.schema.field(first.by).type, [snapshot.splits[each] for each in splits]
-    if not any(is_kind(kind) for is_kind in _BOUNDED):
+    if not any(is_kind(kind) for is_kind in BOUNDED):
         return dict.fromkeys(splits)
     known = [(add.maxValues if first.descending else add.minValues) or {} for add in adds]
     stored = stored_name(snapshot.schema.field(first.by))
     keys = bound_keys(pa.array([each.get(stored) for each in known], pa.string()), kind)
     return dict(zip(splits, keys.to_pylist(), strict=True))
-
-
-# Bounds of floats ignore NaN, the greatest value. Bounds of texts are truncated, and texts often have the same long
-# prefix.
-_BOUNDED = (pa.types.is_integer, pa.types.is_decimal, pa.types.is_date, pa.types.is_timestamp)
 
 
 def _pieces(matches: Matches, bounds: Mapping[str, Any], numbers: Sequence[int]) -> Iterator[_Bounded]:
@@ -447,20 +443,28 @@ def _add_best(found: Sequence[Source], matches: _Scored, best: Best) -> None:
 def _contending(found: Sequence[Source], matches: _Scored, hits: Mapping[int, Hits], best: Best) -> Mapping[int, Hits]:
     """Return the hits that may be among the best rows.
 
-    A hit with the score `tied` is removed if the hit comes after all best rows.
+    A hit with the score `tied` is removed if it comes after the last of the best rows. The bounds in the log remove
+    most of these hits. Values are read only for the other hits.
     """
-    tied = {each: own.rows[own.scores == matches.tied] for each, own in hits.items()}
+    hits = _within_bounds(matches, hits, best, lambda source, rows: found[source].bounds(rows))
+    return _within_bounds(matches, hits, best, lambda source, rows: found[source].between(rows))
+
+
+def _within_bounds(
+    matches: _Scored, hits: Mapping[int, Hits], best: Best, bounds: Callable[[int, Positions], Between | None]
+) -> Mapping[int, Hits]:
+    """Return the hits without the hits with the score `tied` that come after the best rows according to `bounds`."""
+    tied = {each: rows for each, own in hits.items() if len(rows := own.rows[own.scores == matches.tied])}
     if sum(map(len, tied.values())) <= matches.wanted and not best.is_full:
         return hits
-    asked = [each for each, rows in tied.items() if len(rows)]
-    known = dict(zip(asked, prefetch(lambda each: found[each].between(tied[each]), asked, _AT_ONCE), strict=True))
+    known = dict(zip(tied, prefetch(lambda each: bounds(each, tied[each]), tied, _AT_ONCE), strict=True))
     between = {each: keys for each, keys in known.items() if keys is not None}
     if not between:
         return hits
     low, high = map(np.concatenate, zip(*between.values(), strict=True))
     may = best.contenders(low, high, score=matches.tied, wanted=matches.wanted)
     left, ends = dict(hits), np.cumsum([len(keys) for keys, _ in between.values()])
-    for (each, _), own in zip(between.items(), np.split(may, ends[:-1]), strict=True):
+    for each, own in zip(between, np.split(may, ends[:-1]), strict=True):
         is_wanted = hits[each].scores != matches.tied
         is_wanted[~is_wanted] = own
         left[each] = hits[each].take(is_wanted)

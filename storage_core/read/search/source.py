@@ -108,6 +108,10 @@ class Source(Protocol):
         """Return a lower bound of the rows as in `order.least`, or None if unknown. Makes no request."""
         ...
 
+    def bounds(self, rows: Positions) -> Between | None:
+        """Return the bounds of these rows according to the log, or None if there are no bounds. Makes no request."""
+        ...
+
     def between(self, rows: Positions) -> Between | None:
         """Return the lower and upper bounds of these rows in the order of results. Return None if there are no bounds.
 

@@ -106,6 +106,9 @@ class _Unmerged:
     def low(self) -> None:
         return None
 
+    def bounds(self, _: Positions) -> None:
+        return None
+
     def between(self, _: Positions) -> None:
         return None
 
@@ -161,6 +164,11 @@ def _rest(covered: Coverage, cache: SegmentCache, rows: pa.Table) -> _Unmerged:
 
     definition, origin = covered.definition, Origin("records", "records over the base")
     return _Unmerged(definition, origin, rows, BitMap(), named, lambda: cache.passing(build_rows(rows, definition)))
+
+
+def repeated(bounds: Between | None, count: int) -> Between | None:
+    """Return the bounds of one split for each of `count` rows of the split, or None if there are no bounds."""
+    return None if bounds is None else (np.repeat(bounds[0], count), np.repeat(bounds[1], count))
 
 
 def unpacked(directory: Path, definition: IndexDefinition, condition: Predicate, count: Callable[[], int]) -> BitMap:
@@ -263,6 +271,9 @@ class _Split:
     def low(self) -> Any:
         return self.base.low(self.path)
 
+    def bounds(self, rows: Positions) -> Between | None:
+        return repeated(self.base.bounds([self.path]), len(rows))
+
     def between(self, rows: Positions) -> Between | None:
         return self.base.between(self.path, rows)
 
@@ -333,8 +344,14 @@ class _Moved:
             return self.base.matching(self.segment, condition, lambda: self.segment.numRecords)
 
     def low(self) -> Any:
-        lows = [self.base.low(split) for split in self.splits]
-        return None if None in lows else min(lows)
+        return self.base.low_of(self.segment, self.splits)
+
+    def bounds(self, rows: Positions) -> Between | None:
+        require_within(rows, self.segment.numRecords, self.segment.path)
+        places = self.base.places(self.segment)
+        found = self.base.bounds_of(self.segment, places.splits)
+        split = places.split[rows]
+        return None if found is None else (found[0][split], found[1][split])
 
     def between(self, rows: Positions) -> Between | None:
         least, most = np.zeros(len(rows), np.uint64), np.zeros(len(rows), np.uint64)
@@ -354,7 +371,7 @@ class _Moved:
             yield places.splits[number], own, places.row[rows[own]].astype(np.int64)
 
     def deleted(self) -> BitMap:
-        return self.base.deleted(self.base.places(self.segment))
+        return self.base.deleted(self.segment)
 
     def take(self, rows: Positions, columns: Collection[str]) -> pa.Table:
         parts, order = [], []
@@ -406,6 +423,9 @@ class _PartOfSplit:
 
     def low(self) -> Any:
         return self.base.low(self.path)
+
+    def bounds(self, rows: Positions) -> Between | None:
+        return repeated(self.base.bounds([self.path]), len(rows))
 
     def between(self, rows: Positions) -> Between | None:
         return self.base.between(self.path, self._rows()[rows])
