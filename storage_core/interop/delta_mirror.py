@@ -51,7 +51,8 @@ from storage_core.log.split_columns import adds_of
 from storage_core.split.hidden_rows import deleted_rows
 from storage_core.store.contract import ObjectStore, create_derived, create_numbered
 
-# Splits as files of a Delta table: actions that add and remove them, with the statistics of the log.
+# The mirror presents splits as files of a Delta table. Its actions add and remove these files. The statistics of a file
+# come from our log.
 
 
 _UNORDERED = frozenset({"NaN", "Infinity", "-Infinity"})

@@ -267,7 +267,7 @@ def state_of(snapshot: Snapshot, listing: Listing) -> StateManifest:
 def is_own(state: StateManifest) -> bool:
     """Return whether Tidemark wrote the state.
 
-    Tidemark derives its states from version files. A state of another writer may be a commit without a version file.
+    Tidemark derives its states from version files. Another writer may write a state instead of a version file.
     """
     return bool(state.actions)
 

@@ -566,9 +566,9 @@ def _without(gap: range, shown: Iterable[int]) -> Iterator[range]:
 def _found(
     store: ObjectStore, listing: Listing, known: KnownLog, table_id: str | None
 ) -> tuple[list[FoundSplit], dict[str, str]]:
-    """Read every split that no readable version adds.
+    """Read the splits in the store that no readable version of the log adds.
 
-    Return the readable splits of this table, and the reasons against all other splits.
+    Return the readable splits of this table, and the reason against each other split.
     """
     found: list[FoundSplit] = []
     unreadable: dict[str, str] = {}

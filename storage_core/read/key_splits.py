@@ -56,9 +56,9 @@ class KeyAnswer:
 
 @dataclass(slots=True)
 class Tally:
-    """A count of the effects of the index on the splits of a lookup.
+    """The use of the index in a lookup, counted in splits.
 
-    It counts the splits that the index excluded. For the other splits, it counts the reasons why the index was not
+    One count is for the splits that the index excluded. The other counts are for the reasons why the index was not
     used.
     """
 

@@ -135,7 +135,7 @@ def _by_values(regions: Sequence[Region], spec: RegionSpec, schema: pa.Schema) -
 def _tests(
     field: RegionField, comparison: Comparison, wanted: tuple[pa.Array, pa.Array]
 ) -> Iterator[Callable[[Any], bool]]:
-    """Yield functions that test the value of a field. They belong to a comparison with a value between the two limits.
+    """Yield functions that test the value of a field. Each test follows from `comparison` and the limits `wanted`.
 
     A test returns True for the field value of every row that meets the comparison.
     """

@@ -68,9 +68,9 @@ from storage_core.store.contract import ObjectStore, create_once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewrite:
-    """The splits that a task has written, and the splits that the written splits replace.
+    """The result of a task: new splits, and the splits that they replace.
 
-    Not committed yet. Serialized as JSON.
+    The result is not committed yet. It is serialized as JSON.
 
     Attributes:
         rows_in: The number of rows that were read.

@@ -99,9 +99,9 @@ def test_many_keys_cost_as_many_requests_as_regions_and_not_as_keys(table: Table
     opened = Table.open(table.uri)
     before = opened.store.requests
     assert all(opened.get_many(list(IDS)))
-    # Per region, a read requests the hint, the manifest, the end of the log (twice), and one WAL entry of its
-    # generation. Per read, two requests find no newer version. The read computes the region of each key from the key,
-    # so it does not request the registry.
+    # A read sends five requests for each region: one for the hint, one for the manifest, two for the end of the log,
+    # and one for a WAL entry. Two more requests of the read find no newer version. The read computes the region of each
+    # key from the key, so it does not request the registry.
     assert requests(opened, before) == {"get": 4 * 5 + 2, "head": 4}
 
 

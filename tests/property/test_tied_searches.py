@@ -61,7 +61,10 @@ def _page(chance: Random) -> tuple[int, int, tuple[str | None, Callable[[Row], b
 
 
 def _batch(chance: Random) -> list[dict[str, Any]]:
-    """Return rows, most with one score. A seed makes the rows, because Hypothesis would draw too few rows."""
+    """Return rows.
+
+    Most of them have the same score. A seed makes the rows, because Hypothesis would draw too few rows.
+    """
     return [
         {
             "ratio": chance.choice([None, math.nan, -0.0, 0.0, -math.inf, math.inf, 1.5, -1.5, 5e-324]),

@@ -1,4 +1,4 @@
-"""A separate process whose Spark has Delta Lake, because the Java that other tests share has no Delta Lake.
+"""A separate process with Spark and Delta Lake. The other tests share a Spark without Delta Lake.
 
 `python -m tests.support.delta_spark` reads one command per line and writes a line of JSON for each.
 """

@@ -294,7 +294,7 @@ def test_an_unreadable_file_is_rejected_until_it_changes(bench: Bench) -> None:
     assert [txn.appId for txn in broken.txns] == ["rejected:a.ndjson.gz"]
     assert (bench.rows(), bench.plan()) == ([2], [])
     path.write_bytes(whole[:-12])
-    assert bench.ingest()[0].actions == []  # each run rejects the smaller file, and no run records it
+    assert bench.ingest()[0].actions == []  # each run rejects the smaller file, and the log never records that file
     path.write_bytes(whole)
     bench.ingest()
     assert (bench.rows(), bench.plan()) == ([1, 1, 1, 2], [])

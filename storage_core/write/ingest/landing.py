@@ -226,7 +226,10 @@ class ContentHash:
         return watched(file, self.take)
 
     def take(self, position: int, data: bytes) -> None:
-        """Hash those bytes at `position` that directly follow the hashed bytes. `finish` reads all other bytes."""
+        """Hash the part of `data` that continues the hash.
+
+        `position` is the position of `data` in the file. `finish` reads all other bytes.
+        """
         known = self._hashed - position
         if 0 <= known < len(data):
             self._hasher.update(memoryview(data)[known:])

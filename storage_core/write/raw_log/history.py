@@ -138,7 +138,7 @@ def _read(store: ObjectStore, key: str, ref: RawChunkRef) -> RawColumns:
 # The collected position of each writer, which the stores of the raw log contain (docs/architecture/collection.md).
 #
 # Before a chunk is deleted in any store, the position is written to every store that answers. A position never
-# decreases, so one store with the current position is enough. The position in a store can be too low, but never too
+# decreases, so the current position is known if one store has it. The position in a store can be too low, but never too
 # high. If all positions are too low, collected chunks look missing, but no data is lost.
 
 
