@@ -174,6 +174,32 @@ def test_each_level_finds_what_it_says_and_no_row_twice(tmp_path: Path) -> None:
             table.search("ebb", index="words", at=0, consistency="latest")
 
 
+def test_rows_that_unmerged_records_hide_are_hidden_only_at_the_levels_that_read_these_records(tmp_path: Path) -> None:
+    """The segment is over splits that a compaction replaced, and one open table answers all levels in turn."""
+    table = table_at(tmp_path)
+    with table.writer() as writer:
+        for first in (0, 10):
+            writer.put(rows_of(first, 10))
+            writer.flush()
+            upkeep.merge(Table.open(table.uri))
+        upkeep.catch_up(table.refresh())
+        for deleted in (3, 4):
+            writer.delete([deleted])
+            writer.flush()
+            upkeep.merge(Table.open(table.uri))
+            upkeep.compact(table.refresh())
+        table.refresh()
+        merged = [each for each in range(20) if each not in (3, 4)]
+        writer.put(rows_of(5, 1, "flood"))
+        writer.delete([7])
+        for _ in range(2):
+            assert ids(table) == [each for each in merged if each not in (5, 7)]
+            assert ids(table, "flood") == [5]
+            assert ids(table, consistency="snapshot") == merged
+        writer.put(rows_of(9, 1, "flood"))
+        assert ids(table) == [each for each in merged if each not in (5, 7, 9)]
+
+
 def test_rows_given_without_waiting_are_found_once_they_are_durable_also_by_the_process_that_wrote_them(
     tmp_path: Path,
 ) -> None:
