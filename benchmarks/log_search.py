@@ -115,7 +115,9 @@ def _written(root: Path, lines: Sequence[str], copies: int) -> tuple[tm.Table, t
     """Return a table with indexed lines, and an index of the same lines in memory."""
     words = IndexDefinition(name="words", kind="fulltext", columns=("line",))
     schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("line", pa.string())])
-    table = tm.Table.create(str(root / "table"), schema, time_column="at", indexes=[words])
+    table = tm.Table.create(
+        str(root / "table"), schema, time_column="at", window="24h", coarse_window=True, indexes=[words]
+    )
     builder = tantivy.SchemaBuilder()
     builder.add_text_field("line", stored=True)
     alone = tantivy.Index(builder.build())

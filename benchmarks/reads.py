@@ -22,7 +22,7 @@ import polars as pl
 import pyarrow as pa
 
 import tidemark as tm
-from benchmarks import searches
+from benchmarks import log_search, searches
 from benchmarks.metrics import Metric, beside, command, in_turns, seconds
 from benchmarks.peers import NotMeasuredError
 from benchmarks.read_peers import delta_queries, ducklake_queries
@@ -63,6 +63,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
         ):
             yield from case.asked(3 if small else 15, small=small)
     yield from searches.measure(small=small)
+    yield from log_search.measure(small=small)
 
 
 def _table(path: Path, rows: pa.Table, time_column: str | None = None) -> tm.Table:
