@@ -42,9 +42,17 @@ from storage_core.split.context import SplitContext, context_of
 from storage_core.store.resolve import open_store
 from storage_core.table import Table, exists
 from storage_core.write.ingest import batch
-from storage_core.write.ingest.batch import BatchResult, IngestWork, Unread, landed_bytes, may_have_new_rows, plan
+from storage_core.write.ingest.batch import (
+    BatchResult,
+    IngestWork,
+    Unread,
+    landed_bytes,
+    may_have_new_rows,
+    plan,
+    reasons_of,
+)
 from storage_core.write.ingest.convert import tally
-from storage_core.write.ingest.drift import NO_DRIFT, count_fields
+from storage_core.write.ingest.drift import NO_DRIFT, count_fields, name_drift
 from storage_core.write.ingest.landing import Landed, LandingSpec, landing_of, reject_overlap, survey
 from storage_core.write.ingest.progress import listed_app, pending, until_listing_ms, waiting_versions
 
@@ -246,6 +254,12 @@ def _ingested(job: JobRun[Ingest], spec: LandingSpec, found: _Found, work: Seque
         details=details,
         by_window=_by_window(adds),
         benefit=len(files),
+        drifted=name_drift(
+            reasons_of(results),
+            counts | {name: drift.fields[name][0] for name in grown.added},
+            grown.widened,
+            grown.snapshot.schema.names,
+        ),
     )
 
 

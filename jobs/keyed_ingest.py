@@ -31,8 +31,10 @@ from storage_core.write.ingest.batch import (
     landed_bytes,
     may_have_new_rows,
     plan,
+    reasons_of,
 )
 from storage_core.write.ingest.changes import ChangeFormat
+from storage_core.write.ingest.drift import name_drift
 from storage_core.write.ingest.landed_regions import fill_regions, offset_of, require_unlanded
 from storage_core.write.ingest.landing import LandedFile, LandingSpec, as_hex
 from storage_core.write.ingest.progress import file_app
@@ -172,7 +174,9 @@ class KeyedIngest:
             tombstones=sum(file.skipped for file in files),
             **late.as_mapping(),
         )
-        report = job.commit(actions, operation="INGEST", metrics=metrics, details={"files": len(files)})
+        drifted = name_drift(reasons_of(results), {}, (), job.before.schema.names)
+        details = {"files": len(files)}
+        report = job.commit(actions, operation="INGEST", metrics=metrics, details=details, drifted=drifted)
         job.look_again()
         self._results += results
         if report.status == "committed":

@@ -9,7 +9,7 @@ collection. `held_back` returns the reasons why pending maintenance does not sta
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeVar
@@ -322,19 +322,20 @@ class Looked:
         return rejection_text(found, self._named) if found and found.is_above else ""
 
     @property
-    def drifts(self) -> int:
-        """The number of column changes that landed files caused (`Rejections.drifts`)."""
+    def drifted(self) -> tuple[str, ...]:
+        """The fields and columns that drifted in landed files (`Rejections.drifted`)."""
         found = self.status and self.status.rejections
-        return found.drifts if found else 0
+        return found.drifted if found else ()
 
     @property
     def drift_text(self) -> str:
-        """The message about new fields and wider values.
+        """The message about fields and columns that drifted. The message is empty if there were none."""
+        return self.drift_text_about(self.drifted)
 
-        It is empty if no landed file had new fields or wider values.
-        """
+    def drift_text_about(self, names: Sequence[str]) -> str:
+        """Return the message about only these fields and columns."""
         found = self.status and self.status.rejections
-        return drift_text(found, self._named) if found else ""
+        return drift_text(replace(found, drifted=tuple(names)), self._named) if found else ""
 
     @property
     def _named(self) -> str:

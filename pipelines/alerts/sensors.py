@@ -1,5 +1,7 @@
 """Two Dagster sensors for alerts. One is for failed runs, and one is for tables that are late or reject too many rows.
 
+The second sensor also reports fields and columns that drift in landed files (`Rejections.drifted`).
+
 Both sensors read `alerts.yaml` at each tick. A change of the file therefore takes effect at the next tick. A tick
 reports the problems of the file. If a table is automated, the sensors are on by default. Otherwise, a person starts the
 sensors in the UI.
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from dagster import (
@@ -32,6 +34,7 @@ from pipelines.status import Looked, Place, State, look_at_all, places_of
 from pipelines.tables import DeclaredRawLog, DeclaredTables
 from storage_core.base.clock import Clock, SystemClock
 from storage_core.base.text import counted, first_of, listed
+from storage_core.maintain.rejections import DAY_MS
 
 FAILED_RUNS, LATE_TABLES = "alerts_failed_runs", "alerts_late_tables"
 INTERVAL_SECONDS = 300
@@ -39,6 +42,15 @@ MOST_PER_TICK = 48
 """The largest number of tables per tick. The next tick continues with the remaining tables."""
 MOST_MS = 30_000
 """After this number of milliseconds, a tick does not begin with another table."""
+
+FORGET_AFTER_MS: Final = 8 * DAY_MS
+"""The number of milliseconds after which a reported field or column is forgotten, if it does not occur again.
+
+A forgotten field or column is reported again when it occurs. A producer that sends files once a week therefore causes
+one alert.
+"""
+MOST_REPORTED: Final = 100
+"""The largest number of reported fields and columns of a table. A further field or column causes no alert."""
 
 _BAD = frozenset({State.BEHIND, State.REJECTING, State.FAILED})
 BEHIND_AND_REJECTING = "behind_and_rejecting"
@@ -50,12 +62,13 @@ _SAID: Final = frozenset({*_BAD, BEHIND_AND_REJECTING})
 class Cursor:
     """The reported tables with their states (behind, rejecting or unreadable), and the table that was read last.
 
-    `drifts` is the number of reported changes of columns (`Rejections.drifts`).
+    `drifted` contains the reported fields and columns of each table (`Rejections.drifted`). Each name has the time in
+    milliseconds when a tick last saw it.
     """
 
     said: Mapping[str, str] = field(default_factory=dict)
     after: str = ""
-    drifts: Mapping[str, int] = field(default_factory=dict)
+    drifted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @staticmethod
     def of(text: str | None) -> Cursor:
@@ -63,15 +76,18 @@ class Cursor:
         try:
             found = json.loads(text or "{}")
             said = {str(key): str(value) for key, value in found["said"].items()}
-            drifts = {str(key): int(value) for key, value in found.get("drifts", {}).items()}
-            return Cursor(said, str(found["after"]), drifts)
+            drifted = {
+                str(table): {str(name): int(at) for name, at in names.items()}
+                for table, names in found.get("drifted", {}).items()
+            }
+            return Cursor(said, str(found["after"]), drifted)
         except (ValueError, KeyError, TypeError, AttributeError):
             return Cursor()
 
     def to_text(self) -> str:
         """Return the text that `of` accepts."""
-        drifts = {"drifts": dict(self.drifts)} if self.drifts else {}
-        return json.dumps({"said": dict(self.said), "after": self.after, **drifts})
+        drifted = {"drifted": {table: dict(names) for table, names in self.drifted.items()}} if self.drifted else {}
+        return json.dumps({"said": dict(self.said), "after": self.after, **drifted})
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +176,10 @@ def _late_tables(
 def look_for_late(
     places: Sequence[Place], receivers: AlertsDeclaration, cursor: Cursor, clock: Clock | None = None
 ) -> Ticked:
-    """Read the state of the next tables. Send an alert for each change of a table's state or columns.
+    """Read the state of the next tables. Send an alert for each change of a table's state and for each new drift.
 
-    A table can become late, reject too many rows, become unreadable, or recover. Landed files can change the columns of
-    a table.
+    A table can become late, reject too many rows, become unreadable, or recover. A field or a column can drift in
+    landed files. One alert reports each new name. An alert about too many rejected rows also contains the new names.
 
     If no receiver accepts an alert, the next read of the table sends it again. Cost: the requests of `status.look` per
     table.
@@ -171,40 +187,56 @@ def look_for_late(
     now = clock or SystemClock()
     began = now.now_ms()
     ordered = sorted(places, key=lambda each: (each.name <= cursor.after, each.name))[:MOST_PER_TICK]
-    said, after, drifts = dict(cursor.said), cursor.after, dict(cursor.drifts)
+    said, after, drifted = dict(cursor.said), cursor.after, dict(cursor.drifted)
     sent: list[Alert] = []
     problems: list[str] = []
     for each in look_at_all(ordered, now):
         after, name = each.place.name, each.place.name
         if said.get(name) == BEHIND_AND_REJECTING and _said(each) == State.BEHIND:
             said[name] = State.BEHIND  # receivers already know that the table is behind
-        if alert := _alert_of(each, said.get(name, State.OK), now.now_ms()):
+        at, reported = now.now_ms(), dict(drifted.get(name, {}))
+        for alert, names in _alerts_of(each, said.get(name, State.OK), reported, at):
             done = deliver(alert, receivers)
             problems += done.problems
             if done.taken:
                 sent.append(alert)
-                said[name] = _said(each)
-        if each.drifts > drifts.get(name, 0):
-            text = f"{name} has new fields or wider values. {each.drift_text}"
-            drifted = Alert(kind="drifted", tables=(name,), text=text, at=now.now_ms())
-            done = deliver(drifted, receivers)
-            problems += done.problems
-            if done.taken:
-                sent.append(drifted)
-                drifts[name] = each.drifts
-        elif each.status is not None:
-            drifts[name] = each.drifts
+                reported |= dict.fromkeys(names, at)
+                if alert.kind != "drifted":
+                    said[name] = _said(each)
+        drifted[name] = _still_reported(each, reported, at)
         if now.now_ms() - began > MOST_MS:
             break
     known = {each.name for each in places}
     kept = {name: state for name, state in said.items() if name in known and state in _SAID}
-    told = {name: count for name, count in drifts.items() if name in known and count}
-    return Ticked(Cursor(kept, after, told), tuple(sent), tuple(problems))
+    reported_of = {name: names for name, names in drifted.items() if name in known and names}
+    return Ticked(Cursor(kept, after, reported_of), tuple(sent), tuple(problems))
 
 
 def _said(found: Looked) -> str:
     """Return the state for the cursor. If a late table begins to reject rows, the changed state causes an alert."""
     return BEHIND_AND_REJECTING if found.state is State.BEHIND and found.is_rejecting else found.state.value
+
+
+def _alerts_of(found: Looked, before: str, reported: Mapping[str, int], at: int) -> list[tuple[Alert, Sequence[str]]]:
+    """Return the alerts about a table, each with the fields and columns that the alert reports."""
+    room = max(0, MOST_REPORTED - len(reported))
+    new = [each for each in found.drifted if each not in reported][:room]
+    text, alert = found.drift_text_about(new), _alert_of(found, before, at)
+    if alert is not None and new and found.is_rejecting:
+        return [(replace(alert, text=f"{alert.text}. {text}"), new)]
+    drifted = Alert(
+        kind="drifted",
+        tables=(found.place.name,),
+        text=f"{found.place.name} has new fields or other values. {text}",
+        at=at,
+    )
+    return [*([(alert, [])] if alert is not None else []), *([(drifted, new)] if new else [])]
+
+
+def _still_reported(found: Looked, reported: Mapping[str, int], at: int) -> dict[str, int]:
+    """Return the names that still count as reported, each with the time of the last tick that found the name."""
+    seen = {name: at if name in found.drifted else last for name, last in reported.items()}
+    return {name: last for name, last in seen.items() if at - last <= FORGET_AFTER_MS}
 
 
 def _alert_of(found: Looked, before: str, at: int) -> Alert | None:

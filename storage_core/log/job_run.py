@@ -889,6 +889,7 @@ class JobRun(Generic[Options]):
         by_window: Mapping[int | None, Metrics] | None = None,
         benefit: int = 0,
         rebase: Rebase | None = None,
+        drifted: Sequence[str] = (),
     ) -> JobReport:
         """Commit the actions once and return the report. The actions were planned on `before`.
 
@@ -898,6 +899,7 @@ class JobRun(Generic[Options]):
         Args:
             by_window: The metrics of each window, for a report that contains metrics per window.
             benefit: The benefit in the unit of the prediction.
+            drifted: The fields and columns of landed files that the metrics of the commit list (`name_drift`).
 
         Raises:
             Fenced: Another run took over a lease.
@@ -910,7 +912,7 @@ class JobRun(Generic[Options]):
                 [*actions, *(lease.fence for lease in self._leases)],
                 operation=operation,
                 requirements=[*requirements, *(lease.requirement for lease in self._leases)],
-                metrics=metrics.as_mapping(),
+                metrics=metrics.as_mapping() | ({"drifted": [*drifted]} if drifted else {}),
                 job_run_id=self.options.run_id,
                 head=self._head,
                 rebase=rebase,

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from storage_core.base.clock import HOUR_MS
 from storage_core.base.errors import Corrupt, NotFound, Unsupported
-from storage_core.base.text import counted, fitted
+from storage_core.base.text import counted, fitted, listed
 from storage_core.data.formats.arrow_files import RejectedLines
 from storage_core.data.formats.keys import QUARANTINE_PREFIX
 from storage_core.log.codec import commit_info
@@ -32,6 +32,9 @@ MOST_ENTRIES_LISTED = 20_000
 """The largest number of quarantine entries that are listed to find the newest entries."""
 MOST_ENTRIES_READ = 32
 """The largest number of quarantine entries that are read to find the most frequent reasons."""
+
+MOST_DRIFTED = 100
+"""The largest number of names in `Rejections.drifted`."""
 
 _MOST_ENTRY_BYTES: Final = 8 * 2**20
 _MOST_REASONS: Final = 3
@@ -55,6 +58,9 @@ class Rejections:
         fields_kept: The number of such values that were stored in the column for new fields.
         columns_added: The number of columns that landed files added.
         columns_widened: The number of columns that landed files widened.
+        drifted: The fields and columns that drifted in landed files, such as `field city` and `column ms`. Fields and
+            columns that caused rejected lines are included. `whole files` is included if complete files were rejected.
+            The names are sorted. There are at most `MOST_DRIFTED` names.
         share: The rejected rows as a share of the rows read, from 0 to 1. 0 if no row was read.
         max_rejected: The largest share that the table allows.
         is_above: True if the share is above `max_rejected`.
@@ -75,20 +81,12 @@ class Rejections:
     fields_kept: int
     columns_added: int
     columns_widened: int
+    drifted: tuple[str, ...]
     share: float
     max_rejected: float
     is_above: bool
     is_partial: bool
     reasons: Mapping[str, int]
-
-    @property
-    def drifts(self) -> int:
-        """The number of changed columns.
-
-        If fields were ignored, it is one higher, and if fields were kept, it is one higher as well. Alerts report an
-        increase.
-        """
-        return self.columns_added + self.columns_widened + bool(self.fields_ignored) + bool(self.fields_kept)
 
 
 def measure_rejections(store: ObjectStore, snapshot: Snapshot, *, now_ms: int) -> Rejections:
@@ -99,7 +97,7 @@ def measure_rejections(store: ObjectStore, snapshot: Snapshot, *, now_ms: int) -
         the share is above the limit, also one LIST per 1,000 quarantine entries, at most `MOST_ENTRIES_LISTED`, and at
         most `MOST_ENTRIES_READ` GETs of entries.
     """
-    counts = Counter[str]()
+    counts, drifted = Counter[str](), dict[str, None]()
     since_ms, oldest = now_ms - DAY_MS, max(snapshot.version - MOST_COMMITS + 1, 0)
     is_partial, at_ms = oldest > 0, now_ms
     with closing(versions_down(store, snapshot.version, oldest, at_once=_AT_ONCE)) as versions:
@@ -111,6 +109,7 @@ def measure_rejections(store: ObjectStore, snapshot: Snapshot, *, now_ms: int) -
             info = commit_info(actions)
             if info is not None and info.operation in _OPERATIONS:
                 counts.update(_counts(info.metrics))
+                drifted |= dict.fromkeys(_names(info.metrics))
     limit = snapshot.config.max_rejected
     share = counts["rows_rejected"] / counts["rows_in"] if counts["rows_in"] else 0.0
     return Rejections(
@@ -123,6 +122,7 @@ def measure_rejections(store: ObjectStore, snapshot: Snapshot, *, now_ms: int) -
         rows_late_dropped=counts["rows_late_dropped"],
         rows_older=counts["rows_older"],
         **{name: counts[name] for name in _DRIFT},
+        drifted=tuple(sorted(islice(drifted, MOST_DRIFTED))),
         share=share,
         max_rejected=limit,
         is_above=share > limit,
@@ -150,9 +150,9 @@ def rejection_text(found: Rejections, table: str) -> str:
 
 
 def drift_text(found: Rejections, table: str) -> str:
-    """Return the message about new fields and wider values of landed files.
+    """Return the message about fields and columns that drifted in landed files.
 
-    The message is empty if there were no such fields and values.
+    The message is empty if no field or column drifted.
     """
     added, widened = counted(found.columns_added, "column"), counted(found.columns_widened, "column")
     parts = [
@@ -160,9 +160,11 @@ def drift_text(found: Rejections, table: str) -> str:
         f"widened {widened}" if found.columns_widened else "",
         f"had {counted(found.fields_ignored, 'value')} of fields that were ignored" if found.fields_ignored else "",
         f"had {counted(found.fields_kept, 'value')} of fields that are not columns" if found.fields_kept else "",
+        f"had {counted(found.rows_rejected, 'rejected row')}" if found.drifted and found.rows_rejected else "",
     ]
     told = ", ".join(filter(None, parts))
-    return f"Landed files of the last 24 hours {told}. Run: tidemark history {table}" if told else ""
+    names = f" Fields and columns: {listed(found.drifted)}." if found.drifted else ""
+    return f"Landed files of the last 24 hours {told}.{names} Run: tidemark history {table}" if told else ""
 
 
 def counts_text(found: Rejections, period: str = "the last 24 hours") -> str:
@@ -184,6 +186,12 @@ def _counts(metrics: Mapping[str, Any]) -> Counter[str]:
     # If each run counted all rows of the file, the share would be too small.
     found["rows_in"] = max(handled, _count(metrics, "rows_in")) if found["rows_rejected"] else handled
     return found
+
+
+def _names(metrics: Mapping[str, Any]) -> list[str]:
+    """Return the names of fields and columns in the metrics of one commit. Omit values that are not text."""
+    found = metrics.get("drifted")
+    return [fitted(each, _LONGEST_REASON) for each in found if isinstance(each, str)] if isinstance(found, list) else []
 
 
 def _count(metrics: Mapping[str, Any], name: str) -> int:

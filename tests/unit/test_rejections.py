@@ -20,7 +20,7 @@ from storage_core.data.formats.keys import quarantine_key
 from storage_core.log.actions import Txn
 from storage_core.log.log import TransactionLog
 from storage_core.maintain import rejections
-from storage_core.maintain.rejections import DAY_MS, measure_rejections, rejection_text
+from storage_core.maintain.rejections import DAY_MS, MOST_DRIFTED, measure_rejections, rejection_text
 from storage_core.maintain.status import status
 from storage_core.store.contract import Overwrite
 from storage_core.store.meter import MeteredStore
@@ -202,6 +202,21 @@ def test_commits_of_ingest_and_distribution_count_and_others_do_not(log: Log) ->
     found = measure_rejections(log.store, log.log.snapshot(), now_ms=log.clock.now)
     assert (found.rows_in, found.rows_out, found.rows_rejected, found.rows_late_dropped) == (110, 105, 3, 2)
     assert (found.share, found.is_above, found.is_partial) == (3 / 110, True, False)
+
+
+def test_the_names_of_drift_come_from_the_commits_of_a_day_and_other_values_are_left_out(log: Log) -> None:
+    log.reject("a", "r")
+    log.commit(drifted=["column old"])
+    log.commit(after_ms=DAY_MS, rows_out=1, drifted=["field b", 5, None, "x" * 500])
+    log.commit(drifted="field c")
+    log.commit(drifted=["column a\x1b", "field b"])
+    found = measure_rejections(log.store, log.log.snapshot(), now_ms=log.clock.now).drifted
+    assert found == ("column a\\x1b", "field b", "x" * 119 + "…")
+    for number in range(30):
+        log.commit(drifted=[f"field {number}-{each}" for each in range(50)])
+    found = measure_rejections(log.store, log.log.snapshot(), now_ms=log.clock.now).drifted
+    assert len(found) == MOST_DRIFTED
+    assert {each.partition("-")[0] for each in found} == {"field 29", "field 28"}
 
 
 def test_late_rows_do_not_count_as_rejected(log: Log) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from storage_core.change.declaration import load
 from storage_core.data.steps import Ingest
 from storage_core.log.job_run import run
 from storage_core.maintain.quarantine import pending_entries
-from storage_core.write.ingest.drift import json_type, members_of
+from storage_core.maintain.rejections import DAY_MS
+from storage_core.write.ingest.convert import OTHERS
+from storage_core.write.ingest.drift import MOST_NAMED, OTHER_FIELDS, WHOLE_FILES, json_type, members_of, name_drift
 from tests.support.drifting import COLUMNS, Project
 from tests.support.receivers import Web, serving
 from tidemark import Table
@@ -555,31 +558,196 @@ def test_the_fields_of_an_object_keep_their_text(line: str, members: Sequence[tu
     assert members_of(line) == members
 
 
+@pytest.mark.parametrize(
+    ("reason", "name"),
+    [
+        ("column n: not a valid int32", "column n"),
+        ("column n.m: a value is required", "column n.m"),
+        ("column n.other: not a valid int32", "column n"),
+        ("column n[3].x: not a valid int64", "column n"),
+        ("column note: the field x is not a field of the struct", None),
+        ("the field is not a column is not a column of the table", "field is not a column"),
+        ("the field City differs from the column city only in case. Use the name of the column", "field City"),
+        ("the field n is given twice", None),
+        ("the line is not valid JSON", None),
+        ("the file cannot be used: no footer. Land the whole file again under a new name", WHOLE_FILES),
+        (OTHERS, None),
+    ],
+)
+def test_a_reason_names_the_longest_column_or_the_field_or_no_drift(reason: str, name: str | None) -> None:
+    found = name_drift({reason: 3}, {}, (), ["id", "n", "n.m"])
+    assert found == ([] if name is None else [name])
+
+
+def test_a_commit_names_the_most_frequent_drift() -> None:
+    fields = {f"f{number:02}": number for number in range(1, MOST_NAMED + 20)} | {OTHER_FIELDS: 1_000}
+    found = name_drift({"column n: not a valid int32": 40}, fields, ["x"], ["n", "x"])
+    assert len(found) == MOST_NAMED
+    assert found == sorted(found)
+    assert {"column n", "field f69", "field f21"} <= {*found}
+    assert {"field f20", "field other fields", "column x"}.isdisjoint(found)
+
+
 # Status and alerts.
 
 
-def test_the_status_shows_drift_and_one_alert_reports_each_increase(project: Project) -> None:
-    project.declare("format: ndjson, on_new_field: add")
-    place, cursor, web = Place(name="t", uri=project.uri), Cursor(), Web()
-    alerts = AlertsDeclaration.model_validate({"receivers": [{"webhook": web.url}]})
+@dataclass
+class Watch:
+    """The status and the alerts of a project, at a time that the test sets."""
 
-    def kinds() -> list[str]:
-        nonlocal cursor
-        ticked = look_for_late([place], alerts, Cursor.of(cursor.to_text()))
-        cursor = ticked.cursor
+    project: Project
+    web: Web = field(default_factory=Web)
+    cursor: Cursor = field(default_factory=Cursor)
+    now_ms: int = 1_800_000_000_000
+
+    @property
+    def place(self) -> Place:
+        return Place(name="t", uri=self.project.uri)
+
+    def kinds(self) -> list[str]:
+        """Run the check of the sensor twice, and return the kinds of the alerts."""
+        alerts = AlertsDeclaration.model_validate({"receivers": [{"webhook": self.web.url}]})
+        first, second = (self._tick(alerts) for _ in range(2))
+        assert second == [], "an alert is not repeated"
+        return first
+
+    def _tick(self, alerts: AlertsDeclaration) -> list[str]:
+        ticked = look_for_late([self.place], alerts, Cursor.of(self.cursor.to_text()))
+        self.cursor = ticked.cursor
         return [each.kind for each in ticked.sent]
 
-    with serving(web):
-        project.land("a", {"id": 1})
+    def drifted(self) -> list[str]:
+        return [*look(self.place, SystemClock()).drifted]
+
+    def last_text(self) -> str:
+        return str(self.web.taken[-1]["text"])
+
+
+@pytest.fixture
+def watch(project: Project, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    watched = Watch(project)
+    monkeypatch.setattr("storage_core.base.clock.SystemClock.now_ms", lambda _: watched.now_ms)
+    with serving(watched.web):
+        yield watched
+
+
+GOOD = [{"id": number} for number in range(300)]
+
+
+def test_the_status_shows_drift_and_one_alert_reports_each_added_column(project: Project, watch: Watch) -> None:
+    project.declare("format: ndjson, on_new_field: add").land("a", {"id": 1})
+    project.ingest()
+    assert watch.kinds() == []
+    for name in ("city", "zip"):
+        project.land(name, {"id": 2, name: 1})
         project.ingest()
-        assert kinds() == []
-        project.land("b", {"id": 2, "city": "Rome"})
-        project.ingest()
-        assert [kinds(), kinds()] == [["drifted"], []]
-        project.land("c", {"id": 3, "zip": 1})
-        project.ingest()
-        assert [kinds(), kinds()] == [["drifted"], []]
-    found = look(place, SystemClock())
+        assert watch.kinds() == ["drifted"]
+        assert f"Fields and columns: field {name}." in watch.last_text()
+    found = look(watch.place, SystemClock())
     assert found.state is State.OK
-    assert found.drift_text == "Landed files of the last 24 hours added 2 columns. Run: tidemark history t"
-    assert "added 1 column." in web.taken[0]["text"]
+    said = "Landed files of the last 24 hours added 2 columns. Fields and columns: field city, field zip. "
+    assert found.drift_text == f"{said}Run: tidemark history t"
+
+
+@pytest.mark.parametrize("rule", ["ignore", "column:extra"])
+def test_a_second_new_field_is_reported_while_the_first_is_still_sent(
+    project: Project, watch: Watch, rule: str
+) -> None:
+    project.declare(f"format: ndjson, on_new_field: '{rule}'").land("a", {"id": 1, "city": 1})
+    project.ingest()
+    assert watch.kinds() == ["drifted"]
+    project.land("b", {"id": 2, "city": 1})
+    project.ingest()
+    assert watch.kinds() == []
+    project.land("c", {"id": 3, "city": 1, "zip": 1})
+    project.ingest()
+    assert watch.kinds() == ["drifted"]
+    assert "Fields and columns: field zip." in watch.last_text()
+    assert watch.drifted() == ["field city", "field zip"]
+
+
+def test_one_rejected_line_of_many_is_reported_by_its_field_or_column(project: Project, watch: Watch) -> None:
+    project.declare("format: ndjson").land("a", *GOOD, {"id": 1, "city": 1}, {"id": 2, "n": "x"}, "{")
+    project.ingest()
+    assert look(watch.place, SystemClock()).state is State.OK
+    assert watch.drifted() == ["column n", "field city"]
+    assert next(iter(Table.open(project.uri).history(1))).metrics["drifted"] == ["column n", "field city"]
+    assert watch.kinds() == ["drifted"]
+    assert "had 3 rejected rows. Fields and columns: column n, field city." in watch.last_text()
+
+
+def test_a_broken_line_below_the_limit_causes_no_alert(project: Project, watch: Watch) -> None:
+    project.declare("format: ndjson").land("a", *GOOD, "{")
+    project.ingest()
+    assert (watch.kinds(), watch.drifted()) == ([], [])
+    assert "drifted" not in next(iter(Table.open(project.uri).history(1))).metrics
+
+
+def test_a_widened_column_is_reported(project: Project, watch: Watch) -> None:
+    project.declare("format: ndjson, on_type_conflict: widen").land("a", {"id": 1, "n": 2**40})
+    project.ingest()
+    assert (watch.kinds(), watch.drifted()) == (["drifted"], ["column n"])
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_file_that_is_rejected_as_a_whole_is_reported(project: Project, watch: Watch, form: str) -> None:
+    project.declare(f"format: {form}")
+    write(project.root / "landing", form, pa.table({"id": [*range(300)]}), "many")
+    write(project.root / "landing", form, ROWS)
+    project.ingest()
+    assert look(watch.place, SystemClock()).state is State.OK
+    assert (watch.kinds(), watch.drifted()) == (["drifted"], [WHOLE_FILES])
+
+
+def test_the_alert_about_rejected_rows_also_reports_the_fields(project: Project, watch: Watch) -> None:
+    project.declare("format: ndjson").land("a", {"id": 1}, {"id": 2, "city": 1})
+    project.ingest()
+    assert watch.kinds() == ["rejecting"]
+    assert "1 of 2 rows of the last 24 hours were rejected" in watch.last_text()
+    assert "Fields and columns: field city." in watch.last_text()
+    project.land("b", {"id": 3, "zip": 1})
+    project.ingest()
+    assert watch.kinds() == ["drifted"]
+
+
+def test_a_name_is_reported_again_after_eight_days_without_it(project: Project, watch: Watch) -> None:
+    project.declare("format: ndjson, on_new_field: ignore").land("0", {"id": 0, "city": 1})
+    project.ingest()
+    assert watch.kinds() == ["drifted"]
+    for number, (days, expected) in enumerate([(8, []), (9, ["drifted"])], 1):
+        watch.now_ms += days * DAY_MS
+        assert watch.kinds() == []
+        project.land(f"{number}", {"id": number, "city": 1})
+        project.ingest()
+        assert watch.kinds() == expected
+
+
+def test_a_table_reports_a_limited_number_of_names(
+    project: Project, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.alerts.sensors.MOST_REPORTED", 3)
+    project.declare("format: ndjson, on_new_field: ignore")
+    came = []
+    for number in range(4):
+        project.land(f"{number}", {"id": number, f"a{number}": 1, f"b{number}": 1})
+        project.ingest()
+        came += watch.kinds()
+    assert came == ["drifted", "drifted"]
+    assert [*watch.cursor.drifted["t"]] == ["field a0", "field b0", "field a1"]
+
+
+def test_a_name_that_no_receiver_took_is_reported_by_the_next_tick(project: Project, watch: Watch) -> None:
+    project.declare("format: ndjson, on_new_field: ignore").land("a", {"id": 1, "city": 1})
+    project.ingest()
+    watch.web.status = 503
+    assert (watch.kinds(), watch.cursor.drifted) == ([], {})
+    watch.web.status = 204
+    assert watch.kinds() == ["drifted"]
+
+
+def test_a_keyed_table_names_the_drift_that_it_rejects(project: Project, watch: Watch) -> None:
+    project.declare("format: ndjson")
+    project.file.write_text(project.file.read_text() + "primary_key: id\n")
+    project.land("a", *GOOD, {"id": 1, "city": 1}, {"id": 2, "n": "x"})
+    project.ingest()
+    assert (watch.kinds(), watch.drifted()) == (["drifted"], ["column n", "field city"])

@@ -474,6 +474,11 @@ class BatchResult:
         return BatchResult(files=files, shared=shared, shared_keys=tuple(body["shared_keys"]), shared_parts=parts)
 
 
+def reasons_of(results: Iterable[BatchResult]) -> dict[str, int]:
+    """Return the number of rejected lines by reason (`tally`). Omit lines that an earlier commit counted."""
+    return tally(*(file.rejected for result in results for file in result.files if file.rows_rejected))
+
+
 def _names_of(keys: Sequence[str]) -> list[Txn]:
     """Return the transactions that make the quarantine objects of a batch valid."""
     return [Txn(appId=app, version=1) for key in keys if (app := commit_app(key)) is not None]

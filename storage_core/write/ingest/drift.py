@@ -40,6 +40,12 @@ MOST_NEW_FIELDS: Final = 16
 MOST_NEW_FIELDS_ALLOWED: Final = 1_000
 OTHER_FIELDS: Final = "other fields"
 
+MOST_NAMED: Final = 50
+"""The largest number of names in a commit (`name_drift`)."""
+
+WHOLE_FILES: Final = "whole files"
+"""The name for files that were rejected completely."""
+
 _INTO: Final = "column:"
 _CHOICES: Final = ("quarantine", "ignore", "add", "column:NAME")
 _LONGEST_NAME: Final = 100
@@ -182,6 +188,40 @@ NO_DRIFT: Final = Drift()
 def count_fields(*counts: Mapping[str, int]) -> dict[str, int]:
     """Return the sum of the counts by field, limited as in `most_frequent`."""
     return most_frequent(counts, OTHER_FIELDS, _LONGEST_NAME)
+
+
+_OF_A_FILE: Final = "the file "
+_OF_A_FIELD = re.compile(r"the field (.+?) (?:is not a column|differs from the column|cannot be a column|has the type)")
+
+
+def name_drift(
+    reasons: Mapping[str, int], fields: Mapping[str, int], widened: Collection[str], columns: Iterable[str]
+) -> list[str]:
+    """Return the most frequent names for a commit (`field X`, `column X` and `whole files`) in sorted order.
+
+    Args:
+        reasons: The number of rejected lines by reason. A line that is not valid JSON has no name.
+        fields: The number of values by new field.
+        widened: The columns that became wider.
+        columns: All columns of the table.
+    """
+    names = [f"column {each}" for each in columns]
+    found = Counter({f"field {each}": count for each, count in fields.items() if each != OTHER_FIELDS})
+    found.update(f"column {each}" for each in widened)
+    for reason, count in reasons.items():
+        if name := _name_in(reason, names):
+            found[name] += count
+    return sorted(name for name, _ in found.most_common(MOST_NAMED))
+
+
+def _name_in(reason: str, columns: Iterable[str]) -> str | None:
+    """Return the field, column or kind of fault in the reason of a rejected line, or None."""
+    if reason.startswith(_OF_A_FILE):
+        return WHOLE_FILES
+    if named := _OF_A_FIELD.match(reason):
+        return f"field {named[1]}"
+    found = [each for each in columns if reason.startswith(tuple(f"{each}{mark}" for mark in ":.["))]
+    return max(found, key=len, default=None)
 
 
 def _text_of(type_: pa.DataType) -> str:
