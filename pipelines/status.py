@@ -319,7 +319,7 @@ class Looked:
     def rejection_text(self) -> str:
         """The message about the rejected rows. It is empty if the table does not reject too many rows."""
         found = self.status and self.status.rejections
-        return rejection_text(found, self._named) if found and found.is_above else ""
+        return rejection_text(found, self._named) if found and self.is_rejecting else ""
 
     @property
     def drifted(self) -> tuple[str, ...]:

@@ -205,8 +205,8 @@ class Status:
 
     @property
     def is_rejecting(self) -> bool:
-        """Whether the share of rejected rows is above the limit of the table."""
-        return self.rejections is not None and self.rejections.is_above
+        """Whether the share of rejected rows is above the limit of the table, and the quarantine has an entry."""
+        return self.rejections is not None and self.rejections.is_above and self.quarantine_entries > 0
 
 
 def status(

@@ -25,7 +25,7 @@ from storage_core.base.errors import InvalidInput
 from storage_core.change.declaration import load
 from storage_core.data.steps import Ingest
 from storage_core.log.job_run import run
-from storage_core.maintain.quarantine import pending_entries
+from storage_core.maintain.quarantine import clear, pending_entries
 from storage_core.maintain.rejections import DAY_MS
 from storage_core.write.ingest.convert import OTHERS
 from storage_core.write.ingest.drift import MOST_NAMED, OTHER_FIELDS, WHOLE_FILES, json_type, members_of, name_drift
@@ -743,6 +743,17 @@ def test_a_name_that_no_receiver_took_is_reported_by_the_next_tick(project: Proj
     assert (watch.kinds(), watch.cursor.drifted) == ([], {})
     watch.web.status = 204
     assert watch.kinds() == ["drifted"]
+
+
+def test_an_empty_quarantine_ends_the_state_of_a_table_that_accepts_new_fields(project: Project, watch: Watch) -> None:
+    project.declare("format: ndjson, on_new_field: ignore").land("a", {"id": 1}, "{")
+    project.ingest()
+    assert watch.kinds() == ["rejecting"]
+    table = Table.open(project.uri)
+    assert clear(table.log, table.snapshot, lambda *_: True)[0] == 1
+    found = look(watch.place, SystemClock())
+    assert (found.state, found.rejection_text) == (State.OK, "")
+    assert watch.kinds() == ["recovered"]
 
 
 def test_a_keyed_table_names_the_drift_that_it_rejects(project: Project, watch: Watch) -> None:
