@@ -212,6 +212,17 @@ def look_for_late(
     return Ticked(Cursor(kept, after, reported_of), tuple(sent), tuple(problems))
 
 
+def _has_recovered(found: Looked) -> bool:
+    """Return whether landed rows or an empty quarantine show that a table has stopped rejecting rows.
+
+    If no row came in the last 24 hours, a producer that sends rows once a day may still send invalid rows.
+    """
+    status = found.status
+    if status is None or status.rejections is None or not status.quarantine_entries:
+        return True
+    return status.rejections.rows_in > 0
+
+
 def _said(found: Looked) -> str:
     """Return the state for the cursor. If a late table begins to reject rows, the changed state causes an alert."""
     return BEHIND_AND_REJECTING if found.state is State.BEHIND and found.is_rejecting else found.state.value
@@ -243,6 +254,8 @@ def _alert_of(found: Looked, before: str, at: int) -> Alert | None:
     """Return an alert if the state of a table changed since the last alert. The old or the new state must be bad."""
     name, state = (found.place.name,), found.state
     if _said(found) == before or (state not in _BAD and before not in _SAID):
+        return None
+    if before == State.REJECTING and state is State.OK and not _has_recovered(found):
         return None
     if found.error is not None:
         text = f"{found.place.name} cannot be read: {found.error.kind}: {found.error}"

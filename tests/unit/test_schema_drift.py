@@ -710,6 +710,19 @@ def test_the_alert_about_rejected_rows_also_reports_the_fields(project: Project,
     assert watch.kinds() == ["drifted"]
 
 
+def test_a_fault_that_comes_every_day_causes_one_alert(project: Project, watch: Watch) -> None:
+    project.declare("format: ndjson, on_new_field: ignore")
+    came = []
+    for day in range(20):
+        project.land(f"{day}", {"id": day, "city": 1}, *([{"id": "x"}] if day < 10 else []))
+        project.ingest()
+        came += watch.kinds()
+        watch.now_ms += DAY_MS + 60_000
+        came += watch.kinds()  # the last 24 hours have no run
+    assert came == ["rejecting", "recovered"]
+    assert "column id, field city" in watch.web.taken[0]["text"]
+
+
 def test_a_name_is_reported_again_after_eight_days_without_it(project: Project, watch: Watch) -> None:
     project.declare("format: ndjson, on_new_field: ignore").land("0", {"id": 0, "city": 1})
     project.ingest()
