@@ -521,6 +521,22 @@ FAULTS = (
         ("tests/unit/test_schema_drift.py::test_a_new_field_sends_its_line_to_quarantine_by_default",),
     ),
     Fault(
+        "guarantee 19",
+        "an alert reports a new field while another field is still reported",
+        "_alerts_of",
+        "if each not in reported][:room]",
+        "if not reported][:room]",
+        ("tests/unit/test_schema_drift.py::test_a_second_new_field_is_reported_while_the_first_is_still_sent",),
+    ),
+    Fault(
+        "guarantee 19",
+        "the commit names the column whose values reject lines",
+        "_name_in",
+        "return max(found, key=len, default=None)",
+        "return None",
+        ("tests/unit/test_schema_drift.py::test_one_rejected_line_of_many_is_reported_by_its_field_or_column",),
+    ),
+    Fault(
         "spec 14",
         "the type of a new column holds all values of the run",
         "joined",

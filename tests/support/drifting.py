@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from jobs.spark.spark import Spark
+from storage_core.change.declaration import load
 from storage_core.data.steps import Ingest, RetryQuarantine
 from storage_core.log.job_run import JobReport, run
 from storage_core.maintain.quarantine import pending_entries
+from storage_core.write.ingest.drift import QUARANTINE
 from tidemark import Table
 
 COLUMNS = "{id: long, n: int, f: float, x: 'decimal(5,2)', extra: string}"
@@ -27,7 +29,8 @@ class Project:
 
     def declare(self, settings: str, columns: str | None = None) -> Project:
         self.settings, self.columns = settings, columns or self.columns
-        (self.root / "landing").mkdir(exist_ok=True)
+        for folder in ("landing", "tables"):
+            (self.root / folder).mkdir(exist_ok=True)
         self.file.write_text(
             f"name: t\nuri: {self.root}/t\ncolumns: {self.columns}\nlanding: {{uri: {self.root}/landing, {settings}}}\n"
         )
@@ -35,7 +38,13 @@ class Project:
 
     @property
     def file(self) -> Path:
-        return self.root / "t.yaml"
+        return self.root / "tables" / "t.yaml"
+
+    @property
+    def may_drift(self) -> bool:
+        """Whether files may add or widen columns, or have fields that are not columns."""
+        spec = load(self.file).landing_spec()
+        return spec is not None and spec.drift != QUARANTINE
 
     @property
     def uri(self) -> str:
