@@ -285,8 +285,8 @@ def arrow_schema(schema: StructType) -> pa.Schema:
             fields += to_arrow_schema(StructType([each]), timezone="UTC")
         except PySparkTypeError as error:
             raise InvalidInput(
-                f"column {each.name!r} has the type {each.dataType.simpleString()} of Spark, which tables do not hold. "
-                "Cast it first, for example to string.",
+                f"column {each.name!r} has the Spark type {each.dataType.simpleString()}, which tables do not "
+                "support. Cast it first, for example to string.",
                 column=each.name,
             ) from error
     return pa.schema(fields)

@@ -98,7 +98,7 @@ def as_held(schema: pa.Schema, where: str) -> pa.Schema:
     for each in schema:
         if has_untyped_keys(each.type):
             raise InvalidInput(
-                f"{where}: column {each.name!r} contains a map whose keys have no type. {TYPED_KEYS}",
+                f"{where}: column {each.name!r} contains a map with untyped keys. {TYPED_KEYS}",
                 file=where,
                 column=each.name,
             )

@@ -268,7 +268,7 @@ class SqlResult(ArrowRows):
         self._hold(self._memory_bytes)
         if self._rest is not None:
             self.close()
-            found = f"its answer is larger than `memory_bytes` = {self._memory_bytes}"
+            found = f"the answer is larger than `memory_bytes` = {self._memory_bytes}"
             advice = "Read it as a stream (fetch_batches), query fewer rows, or raise the limit (--memory-mib)"
             raise Unavailable(f"{shown(self._query)}: {found}. {advice}", query=self._query)
         return pa.Table.from_batches(self._batches, self.schema)

@@ -261,7 +261,7 @@ rows.
 """
 
 _UNCOVERED: Final = "no segment covers them"
-_DEAR: Final = "asking costs too much of what it may spare"
+_DEAR: Final = "the index would cost more than it saves"
 _UNUSABLE: Final = "their segments are damaged or gone"
 
 
@@ -597,7 +597,7 @@ class _IndexStep:
     not_asked: Counter[str] = field(default_factory=Counter)
 
     def done(self, name: str) -> PruneStep:
-        notes = [f"not asked about {counted(number, 'split')}: {why}" for why, number in self.not_asked.items()]
+        notes = [f"not used for {counted(number, 'split')}: {why}" for why, number in self.not_asked.items()]
         return PruneStep(f"bitmap index {name}", self.splits, self.bytes, note="; ".join(notes))
 
 

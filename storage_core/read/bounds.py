@@ -493,7 +493,7 @@ def meeting(rows: pa.Table, predicate: Predicate) -> pa.ChunkedArray:
             values = rows.column(column)
             return _COMPARED[comparison](values, _scalar(value, values.type))
         case Opaque(sql):
-            raise ValueError(f"nothing tells of rows whether {sql} is true")
+            raise ValueError(f"the condition {sql} cannot be evaluated for rows")
         case _:
             assert_never(predicate)
 

@@ -92,7 +92,7 @@ def changes(
     clash = [each.name for each in _LABELS if each.name in after.schema.names]
     if clash:
         raise InvalidInput(
-            f"the table has the column {clash[0]!r}, which changes need for themselves. Rename the column",
+            f"the column {clash[0]!r} has a name that reads of changes add. Rename the column",
             column=clash[0],
         )
     if after.version < before.version:
@@ -159,8 +159,8 @@ def _expiring(path: str, version: int) -> Iterator[None]:
         yield
     except SnapshotExpired as error:
         raise SnapshotExpired(
-            f"{path}: is collected, and version {version} changed its rows. Read changes from version {version} or a "
-            "later one",
+            f"{path}: the file was collected, and version {version} changed its rows. Read changes from version "
+            f"{version} or a later one",
             key=path,
             version=version,
         ) from error

@@ -329,8 +329,8 @@ class Follower:
             step = self._step(at)
             if step is None:
                 raise SnapshotExpired(
-                    f"{self._log.store.uri}: version {at.version} was read before and does not exist any more, so the "
-                    "table is another one. Start with a new checkpoint",
+                    f"{self._log.store.uri}: version {at.version} was read before, but does not exist now. The table "
+                    "was replaced. Start with a new checkpoint",
                     version=at.version,
                 )
             is_last = (at.version, at.is_base) == (end.version, end.is_base)

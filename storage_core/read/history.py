@@ -307,8 +307,8 @@ def raw_records(view: View, snapshot: Snapshot, position: RawPosition) -> Iterat
     raw_log = next((each for each in snapshot.config.raw_logs if each.name == position.name), None)
     if raw_log is None:
         raise InvalidInput(
-            f"the history token names raw log {quoted(position.name)}, from which version {snapshot.version} of "
-            f"{view.store.uri} takes no rows. Begin without a token"
+            f"the history token is for the raw log {quoted(position.name)}, which does not feed version "
+            f"{snapshot.version} of {view.store.uri}. Begin without a token"
         )
     listed = Listed.look(raw_log, view.raw_store)
     try:
@@ -505,9 +505,8 @@ def _require_restart(view: View, reading: HistoryToken, error: NotFound | Snapsh
         raise error
     if reading.restarts >= _RESTARTS:
         raise SnapshotExpired(
-            f"{view.store.uri}: version {reading.version} or records in its regions are collected, and this history "
-            f"started over before: {error.found}. Read faster, or retain for longer what is read: versions "
-            "(`version_retention_ms`), and objects that sorts replace, which no tag keeps (`gc_horizon_ms`). Then "
-            "begin without a token",
+            f"{view.store.uri}: version {reading.version} or records of its regions were collected during the read: "
+            f"{error.found}. The read had already started over. Increase `version_retention_ms` and `gc_horizon_ms`, "
+            "or read faster. Then begin without a token",
             version=reading.version,
         ) from error

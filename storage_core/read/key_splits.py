@@ -83,7 +83,7 @@ class Tally:
     @property
     def step(self) -> PruneStep:
         """The tally as a step of a plan."""
-        notes = [f"not asked about {counted(number, 'split')}: {why}" for why, number in self.not_asked.items()]
+        notes = [f"not used for {counted(number, 'split')}: {why}" for why, number in self.not_asked.items()]
         return PruneStep(f"primary-key index {self.name}", self.splits, self.left_out_bytes, note="; ".join(notes))
 
 

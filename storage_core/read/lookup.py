@@ -249,9 +249,7 @@ def key_rows(snapshot: Snapshot, keys: Sequence[Key]) -> pa.Table:
         InvalidInput: The table has no primary key, or a key does not fit its columns.
     """
     if isinstance(keys, str | bytes | Mapping) or not isinstance(keys, Sequence):
-        raise InvalidInput(
-            f"get_many takes a list of keys, found {keys!r}. Give a list, or use get for one key", keys=keys
-        )
+        raise InvalidInput(f"the keys of get_many are {keys!r}. Give a list of keys, or use get for one key", keys=keys)
     columns = snapshot.config.primary_key
     if not columns:
         raise InvalidInput(
@@ -366,7 +364,7 @@ def _values(key: Key, columns: Sequence[str]) -> list[object]:
         values = [key]
     if len(values) != len(columns) or any(value is None for value in values):
         raise InvalidInput(
-            f"the key {_key_text(key)} does not name a value for each key column. Give {', '.join(columns)}", key=key
+            f"the key {_key_text(key)} does not have one value for each key column. Give {', '.join(columns)}", key=key
         )
     return values
 
@@ -413,7 +411,7 @@ class RegionPlan:
     def __str__(self) -> str:
         """Return the plan of the region as two lines of text."""
         told = f"manifest {self.manifest_version:,}, {counted(self.log_entries, 'log entry', 'log entries')}"
-        left = f"bounds admit the key in {self.admitted_by_bounds:,}, filters in {self.admitted_by_filters:,}"
+        left = f"may contain the key: {self.admitted_by_bounds:,} by bounds, {self.admitted_by_filters:,} by filters"
         held = f"{counted(self.generations, 'generation')} not merged, {self.copied_filters:,} with a copied filter"
         return f"region {self.region_id}: {told}\n  {held}: {left}"
 

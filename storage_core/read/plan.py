@@ -28,7 +28,10 @@ class RawPart:
 
     def __str__(self) -> str:
         """Return the part as a line of text."""
-        return f"raw log {self.name}: {counted(self.records, 'record')} of {counted(self.chunks, 'chunk')} among them"
+        return (
+            f"raw log {self.name}: {counted(self.records, 'record')} of {counted(self.chunks, 'chunk')} are "
+            "part of these"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +82,9 @@ class TablePlan:
         what = f"{counted(len(self.splits), 'split')} ({self.whole_splits:,} whole)"
         what += f", {counted(self.row_groups, 'row group')}, {counted(self.read_bytes, 'byte')}"
         read = f"  reads {what}, by {counted(self.requests, 'request')}: {', '.join(self.columns) or 'no column'}"
-        newer = [f"  lays {counted(self.newer_records, 'record')} over it"] if self.newer_records else []
+        newer = (
+            [f"  applies {counted(self.newer_records, 'record')} that are not merged yet"] if self.newer_records else []
+        )
         newer += [f"  {each}" for each in self.raw_logs]
         return "\n".join([f"{self.name} at version {self.version}: {live}", *steps, read, *newer])
 

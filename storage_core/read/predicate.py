@@ -178,9 +178,11 @@ class Filter:
     def __post_init__(self) -> None:
         """Raise `InvalidInput` if the filter is too large."""
         if self.depth > MOST_NESTED:
-            raise InvalidInput(f"a filter is nested at most {MOST_NESTED} deep. Chain conditions with one of & and |")
+            raise InvalidInput(
+                f"the filter is nested more than {MOST_NESTED} deep. Chain conditions with only & or only |"
+            )
         if len(self.parts) > MOST_CLAUSES:
-            raise InvalidInput(f"a filter chains at most {MOST_CLAUSES} conditions. Use isin for values of a column")
+            raise InvalidInput(f"the filter has more than {MOST_CLAUSES} conditions. Use isin for values of a column")
 
     @property
     def expression(self) -> duckdb.Expression:
@@ -287,12 +289,12 @@ class Column:
             InvalidInput: `values` is not a list, or has more than `MOST_CLAUSES` values.
         """
         if isinstance(values, str) or not isinstance(values, Iterable):
-            raise InvalidInput(f"isin takes a list of values, found {quoted(values)}. Give a list")
+            raise InvalidInput(f"the values of isin are {quoted(values)}. Give a list")
         column = _column(self._name)
         chosen = tuple(islice(values, MOST_CLAUSES + 1))
         if len(chosen) > MOST_CLAUSES:
             raise InvalidInput(
-                f"isin takes at most {MOST_CLAUSES} values. Filter in parts, or look keys up with get_many"
+                f"isin has more than {MOST_CLAUSES} values. Filter in parts, or look up keys with get_many"
             )
         if not chosen:
             import duckdb
@@ -313,14 +315,16 @@ class Column:
 
 def _no_truth_value() -> InvalidInput:
     return InvalidInput(
-        "a filter is not true or false before it meets a row. Write & for `and`, | for `or`, ~ for `not`, and isin "
+        "a filter cannot be used as true or false in Python. Write & for `and`, | for `or`, ~ for `not`, and isin "
         "for `in`. Put each comparison in parentheses, as in (col('n') > 1) & (col('n') < 9) for 1 < n < 9"
     )
 
 
 def _no_filter(found: object) -> InvalidInput:
     shown = "a column" if isinstance(found, Column) else quoted(found)
-    return InvalidInput(f"&, | and ~ take filters, found {shown}. Compare a column, as in col('done') == True")
+    return InvalidInput(
+        f"&, | and ~ need filters, but one operand is {shown}. Compare a column, as in col('done') == True"
+    )
 
 
 @cache

@@ -67,8 +67,9 @@ class Scan(Conversions):
         if found:
             names = ", ".join(each.name for each in self.raw)
             raise Unavailable(
-                f"{self.store.uri}: {found} records of matching rows are in raw log {names} and not distributed yet. "
-                f"They would later overwrite what is written to their keys. First run tidemark distribute {names}",
+                f"{self.store.uri}: raw log {names} contains {found} records of matching rows that are not "
+                "distributed yet. These records would later overwrite this change. First run tidemark distribute "
+                f"{names}",
                 records=found,
             )
 
@@ -217,9 +218,7 @@ def chosen_columns(columns: object, schema: pa.Schema) -> tuple[str, ...] | None
     if columns is None:
         return None
     if isinstance(columns, str) or not isinstance(columns, Iterable):
-        raise InvalidInput(
-            f"columns are a list of names of {schema.names}, found {columns!r}. Give a list", columns=columns
-        )
+        raise InvalidInput(f"the columns are {columns!r}. Give a list with names of {schema.names}", columns=columns)
     names = tuple(columns)
     unknown = [name for name in names if name not in schema.names]
     if unknown:
@@ -239,8 +238,7 @@ def wanted_filter(given: object) -> Filter | None:
     if given is None or isinstance(given, Filter):
         return given
     raise InvalidInput(
-        f"a filter is a SQL condition or an expression of col(…), as in col('n') > 5, found {given!r}"
-        ". Give one of these"
+        f"the filter is {given!r}. Give a SQL condition, or an expression of col(…) such as col('n') > 5"
     )
 
 

@@ -472,8 +472,7 @@ def other_names(tables: object) -> list[str]:
     """Return the names of the tables of a query other than `t`. Raises `InvalidInput` for an invalid name."""
     if not isinstance(tables, Mapping):
         raise InvalidInput(
-            f"tables are given by name, as in tables={{'p': planes}}, found {quoted(tables)}"
-            ". Give a mapping of names to tables"
+            f"tables is {quoted(tables)}. Give a mapping of names to tables, as in tables={{'p': planes}}"
         )
     taken = {TABLE}
     for name in tables:

@@ -466,7 +466,7 @@ def _value(field: pa.Field, text: str) -> Any:
         ) from error
     if (own := text_of_bound(found)) != text:
         raise InvalidInput(
-            f"column {field.name!r}: {quoted(text)} is another spelling of the value {own}. Write {own}",
+            f"column {field.name!r}: {quoted(text)} is not the standard form of the value. Write {own}",
             column=field.name,
         )
     return found.as_py()
@@ -484,7 +484,8 @@ def _instant(field: pa.Field, instant: dt.datetime) -> dt.datetime | dt.date:
         )
     if instant.time() != MIDNIGHT:
         raise InvalidInput(
-            f"column {field.name!r} has dates, and {instant.isoformat()} is within a day. Name a column of timestamps",
+            f"column {field.name!r} has dates, but {instant.isoformat()} is not the start of a day. Name a column of "
+            "timestamps",
             column=field.name,
         )
     return instant.date()

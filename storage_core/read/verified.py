@@ -273,7 +273,8 @@ def _out_of_time(query: str, limits: QueryLimits) -> Unavailable:
 
 def _process_ended(query: str, limits: QueryLimits, how: str) -> Unavailable:
     found = (
-        f"its process ended ({how}), probably because it needed far more than `memory_bytes` = {limits.memory_bytes}"
+        f"the process of the query ended ({how}). Probably it needed much more than `memory_bytes` = "
+        f"{limits.memory_bytes}"
     )
     return Unavailable(f"{shown(query)}: {found}. Query less data, or raise the limit (--memory-mib)", query=query)
 
@@ -313,7 +314,9 @@ def _typed(
     text, shown_query = str(error), shown(query)
     quotes = text.startswith(_QUOTING)
     if out_of_memory(error) and limits is not None:
-        found = f"it needs more than `memory_bytes` = {limits.memory_bytes} and `spill_bytes` = {limits.spill_bytes}"
+        found = (
+            f"the query needs more than `memory_bytes` = {limits.memory_bytes} and `spill_bytes` = {limits.spill_bytes}"
+        )
         advice = "Query less data, or raise them (--memory-mib, --spill-mib), or try again later"
         return Unavailable(f"{shown_query}: {found}. {advice}", query=query)
     if _NO_FILES in text and not quotes:

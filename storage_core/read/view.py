@@ -117,8 +117,7 @@ def _of_the_future(log: TransactionLog) -> str:
         return ". Give a later time, or one of these versions"
     return (
         f". Version {head.version} has the time {_shown(head.timestamp)}, which the clock of this machine has not "
-        "reached. A commit was made with a wrong clock, and later versions are never earlier. Name a version by its "
-        "number"
+        "reached. A machine with a wrong clock made a commit. Name a version by its number"
     )
 
 
@@ -225,7 +224,8 @@ class View:
             raise InvalidInput(choice_of("consistency", consistency, [*Consistency]))
         if older and consistency != Consistency.SNAPSHOT:
             raise InvalidInput(
-                "a read of an older version (at) returns rows of the base table only. Leave consistency out"
+                "consistency does not apply to a read of an older version (at), which returns only merged rows. "
+                "Leave consistency out"
             )
         return consistency
 

@@ -431,7 +431,9 @@ class FileWriter:
         """
         unexpected = nan_columns(rows) - self._without_statistics
         if unexpected:
-            raise InvalidInput(f"NaN in {sorted(unexpected)}, of which the writer was told that there is none")
+            raise InvalidInput(
+                f"the columns {sorted(unexpected)} contain NaN, but the caller declared columns without NaN"
+            )
         with self._sink.writing():
             self._writer.write_table(rows.replace_schema_metadata(None))
 

@@ -191,10 +191,10 @@ def read_footer(store: ObjectStore, add: Add, cached: CachedPieces = NOT_CACHED)
     footer.
     """
     if add.footerXxh3 is None or add.footerStartOffset is None or add.footerEndOffset is None:
-        raise Corrupt(f"{add.path}: the log has the checksum of a footer and does not say where it is", key=add.path)
+        raise Corrupt(f"{add.path}: the log has the checksum of the footer, but not its position", key=add.path)
     if add.footerEndOffset != add.size:
         found = f"its footer ends at {add.footerEndOffset}, and it has {add.size} bytes"
-        raise Corrupt(f"{add.path}: by the log {found}", key=add.path)
+        raise Corrupt(f"{add.path}: in the log, {found}", key=add.path)
     piece = Piece(add.footerStartOffset, add.footerEndOffset, add.footerXxh3)
     fetch = functools.partial(store.get_range, add.path, add.footerStartOffset, add.footerEndOffset)
     data = cached.made(store.uri, add.path, identity(add), piece, fetch=fetch)
@@ -206,7 +206,9 @@ def read_footer(store: ObjectStore, add: Add, cached: CachedPieces = NOT_CACHED)
     checksums = verification.recorded_checksums(entries, file, add.path)
     if checksums is None:
         raise Corrupt(
-            f"{add.path}: the log has the checksum of a footer that has none of its column chunks", key=add.path
+            f"{add.path}: the footer has no checksums of its column chunks, although the log has the checksum of the "
+            "footer",
+            key=add.path,
         )
     return Footer(file, entries, checksums)
 

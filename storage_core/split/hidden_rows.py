@@ -55,7 +55,10 @@ def deleted_rows(store: ObjectStore, add: Add, cached: CachedPieces = NOT_CACHED
         return BitMap()
     deleted = rows_of(vector, None, where=add.path) if vector.path is None else _stored(store, add, vector, cached)
     if add.numRecords is not None and deleted.max() >= add.numRecords:
-        raise Corrupt(f"{add.path}: its deletion vector names row {deleted.max()} of {add.numRecords}", key=add.path)
+        raise Corrupt(
+            f"{add.path}: its deletion vector contains row {deleted.max()}, but the split has {add.numRecords} rows",
+            key=add.path,
+        )
     return deleted
 
 
@@ -79,10 +82,12 @@ def vector_for(store: ObjectStore, add: Add, deleted: BitMap, *, ids: Ids) -> De
         return inline(deleted)
     split = parse(add.path)
     if split is None or split.windowed is None:
-        raise InvalidInput(f"{add.path}: is not the key of a split. Its rows cannot be deleted", path=add.path)
+        raise InvalidInput(
+            f"{add.path}: the path is not the key of a split, so its rows cannot be deleted", path=add.path
+        )
     key = vector_key(split.window, split.windowed, ids.uuid())
-    if not create_once(store, key, data, advice="write the vector again under a fresh id"):
-        raise CommitConflict(f"{key}: the vector id is taken by other bytes. Write under a fresh id", key=key)
+    if not create_once(store, key, data, advice="write the vector again with a new id"):
+        raise CommitConflict(f"{key}: another object has this id. Write with a new id", key=key)
     return stored(key, data)
 
 

@@ -117,7 +117,7 @@ def add_of(metadata: Mapping[str, str], path: str, *, size: int, modification_ms
     `Corrupt` if the metadata does not belong to a split at `path`. The file was found at this path.
     """
     if metadata.get(PREFIX + "format") != FORMAT or metadata.get(PREFIX + "path") != path:
-        raise Corrupt(f"{path}: the file there does not say that it is this split", key=path)
+        raise Corrupt(f"{path}: the metadata of the file is not that of this split", key=path)
     text = {name: metadata.get(PREFIX + name) for name in ("sort_schema", "source_id", "partition_id", "schema_ref")}
     try:
         return Add(

@@ -451,7 +451,7 @@ class RangedVectors:
             values, rows = numbers(memoryview(data), 0, codec), int(np.diff(pages[leaf, group].rows)[number])
             if values is None or len(values) != rows * size:
                 path = self._add.path
-                raise Corrupt(f"{path}: a page of vectors does not hold {rows} of {size} numbers", key=path)
+                raise Corrupt(f"{path}: a page does not contain {rows} vectors of {size} numbers", key=path)
             found[each] = values.reshape(rows, size)
             self._kept.keep((*self._name, *each), found[each], len(data))
         return found

@@ -84,8 +84,8 @@ def _conformed(column: pa.ChunkedArray | None, field: pa.Field, rows: int) -> pa
         return column
     if not is_of_earlier(column.type, field):
         raise InvalidInput(
-            f"column {field.name!r} is {type_text(column.type)} in the split and {type_text(field.type)} in the table. "
-            "The split was written under another schema",
+            f"column {field.name!r} is {type_text(column.type)} in the split and {type_text(field.type)} in the "
+            "table. The split was written with another schema",
             column=field.name,
         )
     return column.cast(field.type)
@@ -150,7 +150,7 @@ def native_order(footer: pq.FileMetaData, columns: Collection[str], path: str) -
     except (IndexError, ValueError, OverflowError) as error:
         unknown, named = [repr(error)], []
     if unknown:
-        raise Corrupt(f"{path}: the order that its footer records is damaged: {', '.join(unknown)}", key=path)
+        raise Corrupt(f"{path}: the sort order in its footer is damaged: {', '.join(unknown)}", key=path)
     return [OrderColumn(name, each.descending, each.nulls_first) for name, each in named]
 
 
@@ -567,7 +567,8 @@ def open_split(
         require_itself(add, entries, schema, file.metadata)
         if deleted and deleted.max() >= file.metadata.num_rows:
             raise Corrupt(
-                f"{add.path}: its deletion vector names row {deleted.max()} of {file.metadata.num_rows}",
+                f"{add.path}: its deletion vector contains row {deleted.max()}, but the split has "
+                f"{file.metadata.num_rows} rows",
                 key=add.path,
             )
     return OpenSplit(add, schema, schema, entries, deleted, file.metadata.num_row_groups, file, whole, source)

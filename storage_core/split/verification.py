@@ -124,7 +124,7 @@ def require_itself(add: Add, metadata: Mapping[str, str], schema: pa.Schema, foo
         raise Corrupt(f"{add.path}: the columns {schema.names} are not those that were written", key=add.path)
     claimed = metadata.get(PREFIX + "path")
     if claimed is not None and claimed != add.path:
-        raise Corrupt(f"{add.path}: the object there says that it is {claimed}", key=add.path)
+        raise Corrupt(f"{add.path}: the object is a copy of {claimed}", key=add.path)
     rows = sum(footer.row_group(index).num_rows for index in range(footer.num_row_groups))
     expected = footer.num_rows if add.numRecords is None else add.numRecords
     if not rows == footer.num_rows == expected:
@@ -135,7 +135,7 @@ def _schema_hash(add: Add, schema: pa.Schema) -> str:
     try:
         return schema_hash(to_schema_string(schema))
     except InvalidInput as error:
-        raise Corrupt(f"{add.path}: no table can have its columns: {error}", key=add.path) from error
+        raise Corrupt(f"{add.path}: its columns are not valid for a table: {error}", key=add.path) from error
 
 
 # The key-value metadata of a split in one compressed entry. Therefore a small split has little overhead
@@ -209,7 +209,7 @@ def entries_of(footer: pq.FileMetaData, where: str) -> dict[str, str]:
     except (ValueError, zlib.error, RecursionError) as error:
         raise Corrupt(f"{where}: the metadata of the file cannot be unpacked: {error}", key=where) from error
     if not isinstance(entries, dict) or not all(isinstance(each, str) for each in entries.values()):
-        raise Corrupt(f"{where}: the metadata of the file is not what was packed", key=where)
+        raise Corrupt(f"{where}: the metadata of the file is not a mapping of texts", key=where)
     return others | entries
 
 
@@ -335,7 +335,7 @@ def recorded_vector_pages(
                     chunk, rows = footer.row_group(group).column(int(leaf)), footer.row_group(group).num_rows
                     found[int(leaf), group] = _decoded(text, place(chunk), rows)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise Corrupt(f"{path}: what it records of its pages of vectors cannot be read: {error}", key=path) from error
+        raise Corrupt(f"{path}: the records of its vector pages cannot be read: {error}", key=path) from error
     return found
 
 
@@ -419,5 +419,5 @@ def _decoded(text: str, place: tuple[int, int], rows: int) -> Pages:
     ends = place[0] + np.cumsum(table["bytes"].astype(np.int64))
     firsts = np.append(0, np.cumsum(table["rows"].astype(np.int64)))
     if firsts[-1] != rows or not len(ends) or ends[-1] != place[1]:
-        raise ValueError(f"pages of {firsts[-1]} rows, expected {rows}")
+        raise ValueError(f"the pages have {firsts[-1]} rows, expected {rows}")
     return Pages(firsts, ends - table["bytes"], ends, table["xxh3"].tolist())

@@ -266,7 +266,7 @@ class SplitWriter:
         head, context = self._head, self._head.context
         _require_partition(context)
         if self._ends is None:
-            raise InvalidInput(f"split {self._id} would be empty. Write no split instead", split_id=self._id)
+            raise InvalidInput(f"split {self._id} has no rows. Write only splits with rows", split_id=self._id)
         self._encode(is_all=True)
         key = split_key(head.window, context.window_seconds is not None, self._id, context.partition_folder)
         add = self._described(key, *self._ends)
@@ -339,8 +339,8 @@ def _require_partition(context: SplitContext) -> None:
     if (own.source_id, own.partition_id) != (context.source_id, context.partition_id):
         raise InvalidInput(
             f"a split of the partition {dict(context.partition_values)} has the scope {context.source_id!r}, "
-            f"{context.partition_id!r}. Expected {own.source_id!r}, {own.partition_id!r}: divide the rows by partition "
-            "before writing"
+            f"{context.partition_id!r}, expected {own.source_id!r}, {own.partition_id!r}. Divide the rows by "
+            "partition before writing"
         )
 
 
@@ -389,8 +389,8 @@ def with_file_metrics(add: Add, data: pa.Buffer) -> Add:
 
 
 def _create(store: ObjectStore, key: str, data: pa.Buffer) -> None:
-    if not create_once(store, key, _bytes_view(data), advice="write the split again under a fresh id"):
-        raise CommitConflict(f"{key}: the split id is taken by other bytes. Write under a fresh id", key=key)
+    if not create_once(store, key, _bytes_view(data), advice="write the split again with a new id"):
+        raise CommitConflict(f"{key}: another object has this id. Write with a new id", key=key)
 
 
 def _bytes_view(data: pa.Buffer) -> memoryview:

@@ -323,8 +323,8 @@ class ObjectFile(SeekableFile):
 
 _ATTEMPTS = 4
 _FIRST_PAUSE_MS = 50
-_REFUSED = "the store refused it as already there"
-_OPEN_AGAIN = "it may still take effect. Open again, which reads the object back, and delete nothing"
+_REFUSED = "the store reported that the object already exists"
+_OPEN_AGAIN = "the write may still take effect. Open the table again, which reads the object. Delete nothing"
 
 
 def put_or_unknown(store: ObjectStore, key: str, data: bytes | memoryview, mode: PutMode) -> PutResult:
@@ -527,7 +527,11 @@ def compare_and_swap(
         if isinstance(last, Committed):
             return wanted
     if isinstance(last, OutcomeUnknown):
-        raise CommitUnknown(f"{key}: the store did not say ({last.reason}). Look, and try again", key=key)
+        raise CommitUnknown(
+            f"{key}: the store did not say whether it kept the object ({last.reason}). Check the object, then "
+            "try again",
+            key=key,
+        )
     return None
 
 
@@ -551,7 +555,7 @@ def check_key(key: str) -> str:
     - a key in the store's own temporary folder
     """
     if not is_safe_key(key):
-        raise InvalidInput(f"{key!r} cannot name an object: keys are relative paths inside the table", key=key)
+        raise InvalidInput(f"{key!r} is not the key of an object. Give a relative path inside the table", key=key)
     return key
 
 
@@ -562,7 +566,9 @@ def check_prefix(prefix: str) -> str:
     """
     complete = prefix == "" or is_safe_key(prefix + "x")
     if not complete or ".." in prefix.split("/"):
-        raise InvalidInput(f"{prefix!r} cannot start a key: keys are relative paths inside the table", prefix=prefix)
+        raise InvalidInput(
+            f"{prefix!r} is not the prefix of a key. Give a relative path inside the table", prefix=prefix
+        )
     return prefix
 
 

@@ -339,7 +339,7 @@ def explained(error: OSError, folder: int | None, name: str, key: str) -> Tidema
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENXIO):
         return NotFound(f"{key}: no such object", key=key)
     if error.errno == errno.ENAMETOOLONG:
-        return InvalidInput(f"{key}: longer than this file system allows. Use a shorter name", key=key)
+        return InvalidInput(f"{key}: the name is longer than this file system allows. Use a shorter name", key=key)
     return unavailable(key, error)
 
 
@@ -456,7 +456,7 @@ class LocalStore:
                         assert_never(mode)
         except NotFound as error:
             raise InvalidInput(
-                f"{key}: an object has the name of one of its folders. Rename one of them", key=key
+                f"{key}: one of its folders has the name of an existing object. Rename one of them", key=key
             ) from error
         except NotWritten:
             raise
@@ -464,7 +464,9 @@ class LocalStore:
             raise NotWritten(f"{error.found}. Nothing was written", **error.context) from error
         except (OSError, MemoryError) as error:
             if attempt.in_doubt:
-                return OutcomeUnknown(f"what is in place could not be made durable: {unavailable(key, error).found}")
+                return OutcomeUnknown(
+                    f"the object was written, but is perhaps not durable: {unavailable(key, error).found}"
+                )
             raise not_written(key, error) from error
 
     def make_durable(self, key: str) -> None:

@@ -99,13 +99,15 @@ class BoundedFolder:
             descriptor = os.open(self.path, _FOLDER)
         except NotADirectoryError as error:
             if self.path.is_symlink():
-                reason = "it is a link, which is not followed. Name the folder that it leads to (TIDEMARK_CACHE_DIR)"
+                reason = (
+                    "it is a link, which Tidemark does not follow. Set TIDEMARK_CACHE_DIR to the target of the link"
+                )
                 raise NotADirectoryError(errno.ENOTDIR, reason) from error
             raise
         try:
             found = os.fstat(descriptor)
             if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-                raise PermissionError(errno.EACCES, "other users may write into the folder of the cache")
+                raise PermissionError(errno.EACCES, "other users can write into the folder of the cache")
             yield descriptor
         finally:
             os.close(descriptor)
@@ -458,7 +460,7 @@ def _open_own(folder: int, name: str, flags: int) -> int:
     if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
         return file
     os.close(file)
-    raise OSError(errno.EEXIST, "a name of the cache is taken by something else")
+    raise OSError(errno.EEXIST, "the cache contains a file of this name that Tidemark did not write")
 
 
 def _remove_all(folder: int, name: str) -> None:

@@ -134,21 +134,21 @@ def scheme_of(uri: str) -> str | None:
     """Return `file`, `memory` or `s3`, or None for a plain path. Raises `InvalidInput` for any other scheme."""
     if len(uri) > _MOST_CHARACTERS:
         raise InvalidInput(
-            f"a location has at most {_MOST_CHARACTERS} characters, this one has {len(uri)}. Use a shorter one"
+            f"the location has {len(uri)} characters. The limit is {_MOST_CHARACTERS}. Use a shorter location"
         )
     bare = uri.strip()
     found = _SCHEME.match(bare)
     if found is not None and bare != uri:
         raise InvalidInput(
-            f"a location with a scheme begins and ends without white space. {_EXPECTED}. Write a path "
-            "that begins with white space as ./…"
+            f"the location begins or ends with white space. Remove the white space. {_EXPECTED}. Write a path that "
+            "begins with white space as ./…"
         )
     if found is None:
         return None
     if not uri.startswith("//", found.end()):
         raise InvalidInput(
-            f"a location that starts with a word and ':' needs '//' after it. {_EXPECTED}. Write a path "
-            "whose first part contains ':' as ./…"
+            f"the location starts with a scheme without '//'. {_EXPECTED}. Write a path whose first part contains "
+            "':' as ./…"
         )
     scheme = found[1].lower()
     if scheme not in ("file", "memory", "s3"):
@@ -202,14 +202,12 @@ def _local_store(path: Path) -> LocalStore:
     try:
         return LocalStore(path)
     except (OSError, RuntimeError, ValueError) as error:  # For example, symlinks may form a circle.
-        raise InvalidInput(f"{path} names no folder: {error}", path=str(path)) from error
+        raise InvalidInput(f"{path} is not a usable folder: {error}", path=str(path)) from error
 
 
 def _plain_path(path: str) -> Path:
     if not path or _UNWRITABLE.search(path):
-        raise InvalidInput(
-            "the empty path, and one with control characters, names no folder. Give the path of a folder"
-        )
+        raise InvalidInput("the path is empty or has control characters. Give the path of a folder")
     if USERINFO.search(path):
         raise InvalidInput(f"the path name:…@… may contain credentials. {FROM_THE_ENVIRONMENT}. {_EXPECTED}")
     return Path(path)
@@ -219,18 +217,21 @@ def _file_path(uri: str) -> Path:
     host, slash, path = uri.split("://", 1)[1].partition("/")
     if host.lower() not in ("", "localhost") or not slash or any(each in path for each in "?#"):
         raise InvalidInput(
-            "file://…: expected file:/// and an absolute path on this machine, with %3F for ? and %23 for #"
-            ". Write it in this form"
+            "file://…: the URI is not valid. Write file:/// and an absolute path on this machine, with %3F for ? and "
+            "%23 for #"
         )
     if _ESCAPE.search(path):
-        raise InvalidInput("file://…: a % that no two hexadecimal digits follow is written %25. Correct it")
+        raise InvalidInput(
+            "file://…: the path has a % without two hexadecimal digits after it. Write %25 for a literal %"
+        )
     try:
         segments = [unquote_to_bytes(each).decode() for each in path.split("/")]
     except UnicodeDecodeError as error:
-        raise InvalidInput("file://…: its escapes are not UTF-8. Write them in UTF-8") from error
+        raise InvalidInput("file://…: the bytes of its % escapes are not UTF-8. Encode the path as UTF-8") from error
     if any("/" in each or each in (".", "..") or _UNWRITABLE.search(each) for each in segments):
         raise InvalidInput(
-            "file://…: an escaped '/' or control character, '.' or '..' in it names no folder. Write another path"
+            "file://…: the path contains a '.', a '..', an escaped '/' or a control character. Write the path "
+            "without them"
         )
     return _plain_path("/" + "/".join(segments))
 
@@ -239,8 +240,7 @@ def _memory_name(uri: str) -> str:
     name = uri.split("://", 1)[1].removesuffix("/")
     if not _MEMORY_NAME.fullmatch(name) or any(each in (".", "..") for each in name.split("/")):
         raise InvalidInput(
-            "memory://…: expected a name of letters, digits, '.', '_', '-', with '/' between its parts"
-            ". Use another name"
+            "memory://…: the name is not valid. Use letters, digits, '.', '_' and '-', with '/' between the parts"
         )
     return name
 
@@ -352,7 +352,7 @@ def _puts(store: ObjectStore, key: str) -> tuple[Trial, ...]:
     first = _put(store, key, 1, IfAbsent())
     second = _put(store, key, 2, IfAbsent())
     if first is None:
-        created = Trial(Capability.CREATE_ONLY, ok=False, found="the first write of a fresh key was refused")
+        created = Trial(Capability.CREATE_ONLY, ok=False, found="the first write of a new key was refused")
     else:
         created = _refused(Capability.CREATE_ONLY, second, "a second create-only write")
     current = second or first or _NEVER_AN_ETAG
@@ -373,7 +373,7 @@ def _put(store: ObjectStore, key: str, step: int, mode: PutMode) -> str | None:
     except Unsupported:
         return None
     if isinstance(result, OutcomeUnknown):
-        raise Unavailable(f"{key}: probing {store.uri} came to no result ({result.reason}). Try again later", key=key)
+        raise Unavailable(f"{key}: the check of {store.uri} had no result ({result.reason}). Try again later", key=key)
     return result.etag if isinstance(result, Committed) else None
 
 
@@ -383,12 +383,12 @@ def _refused(capability: Capability, etag: str | None, what: str) -> Trial:
 
 def _metadata(store: ObjectStore, key: str) -> Trial:
     if not _is_remote(store):
-        return Trial(Capability.METADATA, ok=True, found="none is needed: no reply can be lost")
+        return Trial(Capability.METADATA, ok=True, found="metadata is not needed, because no reply can be lost")
     try:
         kept = store.head(key).write_id is not None
     except NotFound:
-        return Trial(Capability.METADATA, ok=False, found="no object to look at")
-    found = f"the user metadata of a write {'came back' if kept else 'did not come back'}"
+        return Trial(Capability.METADATA, ok=False, found="there is no object to check")
+    found = f"the user metadata of a write was {'returned' if kept else 'not returned'}"
     return Trial(Capability.METADATA, ok=kept, found=found)
 
 
@@ -399,5 +399,7 @@ def _listing(store: ObjectStore, key: str) -> Trial:
 
 def _deletion(store: ObjectStore, key: str) -> Trial:
     reason = store.delete([key])[key] or store.delete([key])[key]
-    found = "an object, then its absence, was deleted" if reason is None else f"a delete failed: {reason}"
+    found = (
+        "an object was deleted, and a second delete of it succeeded" if reason is None else f"a delete failed: {reason}"
+    )
     return Trial(Capability.DELETE, ok=reason is None, found=found)

@@ -175,7 +175,9 @@ def _verdict(found: Stored | Failure, write_id: str, mode: PutMode, *, in_doubt:
             deleted = isinstance(found, Failure) and found.trouble is Trouble.ABSENT
             changed = isinstance(found, Stored) and found.etag != etag
             if changed and in_doubt:
-                return OutcomeUnknown("the reply was lost, and the object was replaced since, perhaps ours")
+                return OutcomeUnknown(
+                    "the reply was lost. Another write has replaced the object since, so the outcome is unknown"
+                )
             return Conflict() if changed or (deleted and not in_doubt) else None
         case Overwrite():
             return None
@@ -447,8 +449,8 @@ class S3Store:
         name = self._location.object_key(check_key(key))
         if len(name.encode()) > _MOST_NAME_BYTES:
             raise InvalidInput(
-                f"{key}: with the prefix of {self.uri} longer than {_MOST_NAME_BYTES} bytes. "
-                "Use a shorter prefix or name",
+                f"{key}: the name and the prefix of {self.uri} have more than {_MOST_NAME_BYTES} bytes. Use a "
+                "shorter prefix or name",
                 key=key,
             )
         return name

@@ -118,11 +118,14 @@ def parse_s3_uri(uri: str, environment: Mapping[str, str]) -> S3Location:
             f"s3://…@…: the URI may contain credentials. {FROM_THE_ENVIRONMENT}. Write s3://bucket/prefix"
         )
     if not _BUCKET.fullmatch(bucket) or ".." in bucket:
-        raise InvalidInput("expected s3://bucket/prefix with a bucket name of 3 to 63 of a-z 0-9 . - in the URI")
+        raise InvalidInput(
+            "the name of the bucket in the URI is not valid. Write s3://bucket/prefix, with a bucket of 3 to "
+            "63 characters of a-z 0-9 . -"
+        )
     prefix = prefix.removesuffix("/")
     if "#" in rest or path.endswith("//") or (prefix and not is_safe_key(prefix)):
         raise InvalidInput(
-            f"s3://{bucket}/…: the prefix contains '#', or a segment that is '.', '..' or empty. Choose another prefix"
+            f"s3://{bucket}/…: the prefix contains '#', '.', '..' or an empty segment. Choose another prefix"
         )
     given = _parameters(bucket, query)
     endpoint = _chosen(given, "endpoint", environment, _ENDPOINT_VARIABLES)
@@ -143,8 +146,8 @@ def _parameters(bucket: str, query: str) -> dict[str, str]:
     is_exact = len(given) == len(pairs) and bool(given) == bool(query) and not _ESCAPE.search(query)
     if not is_exact or not all(name in _PARAMETERS and value for name, value in pairs):
         raise InvalidInput(
-            f"s3://{bucket}/…: a URI has only the parameters {', '.join(_PARAMETERS)}, each once and with a value. "
-            f"{FROM_THE_ENVIRONMENT}"
+            f"s3://{bucket}/…: the parameters of the URI are not valid. Give only {', '.join(_PARAMETERS)}, each "
+            f"once and with a value. {FROM_THE_ENVIRONMENT}"
         )
     return given
 

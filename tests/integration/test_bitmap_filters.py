@@ -225,7 +225,7 @@ def test_an_index_is_not_asked_where_that_costs_much_of_what_it_may_spare(
     monkeypatch.setattr(bitmap, "PAYS", 100)
     table = filled(uri)
     before = dict(table.store.requests)
-    dear = "not asked about 4 splits: asking costs too much of what it may spare"
+    dear = "not used for 4 splits: the index would cost more than it saves"
     assert steps_of(table, f"host = '{RARE}'", ["n"])[STEP] == (0, 0, dear)
     assert f"  {STEP} leaves out nothing; {dear}" in str(table.scan(["n"], filter=f"host = '{RARE}'").explain())
     table.scan(["n"], filter=f"host = '{RARE}'").to_arrow()

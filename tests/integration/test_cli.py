@@ -989,8 +989,14 @@ def test_describe_shows_the_newest_windows_and_how_many_more_there_are(place: Pa
         (["compact", "events", "--all", "--window", "2015-05-17T10:00"], "not both"),
         (["compact", "events", "--from", "2015-05-17T11:00", "--to", "2015-05-17T10:00"], "not after"),
         (["compact", "events", "--window", "noon"], "noon"),
-        (["compact", "events", "--window", "2026-01-01T10:07"], "The one that holds it is 2026-01-01T10:00: windows"),
-        (["ingest", "events", "--window", "2026-01-01T10:07"], "The one that holds it is 2026-01-01T10:00: windows"),
+        (
+            ["compact", "events", "--window", "2026-01-01T10:07"],
+            "Give 2026-01-01T10:00, the window that contains this time",
+        ),
+        (
+            ["ingest", "events", "--window", "2026-01-01T10:07"],
+            "Give 2026-01-01T10:00, the window that contains this time",
+        ),
         (["merge", "memory://here"], "memory"),
         (["checkpoint", "nowhere"], "nowhere"),
         (["catch-up", "events", "--index", "nope"], "nope"),

@@ -41,9 +41,9 @@ def row(second: int, number: int) -> dict[str, object]:
 @coarse
 def test_a_coarse_window_is_refused_without_its_mark_wherever_a_table_is_made(tmp_path: Path, hours: int) -> None:
     schema = declared(tmp_path, "1h").schema()
-    with pytest.raises(InvalidInput, match=f"a window of {hours * HOUR} s is coarse"):
+    with pytest.raises(InvalidInput, match=f"a window of {hours * HOUR} s is a coarse window"):
         declared(tmp_path, f"{hours}h", mark="")
-    with pytest.raises(InvalidInput, match=f"a window of {hours * HOUR} s is coarse"):
+    with pytest.raises(InvalidInput, match=f"a window of {hours * HOUR} s is a coarse window"):
         Table.create(str(tmp_path / "t"), schema, time_column="at", window=f"{hours}h")
     assert not (tmp_path / "t").exists()
 

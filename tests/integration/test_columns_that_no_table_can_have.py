@@ -86,7 +86,7 @@ def test_rows_with_a_name_that_is_not_utf8_are_refused(tmp_path: Path) -> None:
 def test_maps_whose_keys_have_no_type_are_refused(value: str, tmp_path: Path) -> None:
     given = duckdb.connect().sql(f"select 1 id, {value} m")
     for rows in (given, given.to_arrow_table()):
-        with pytest.raises(InvalidInput, match=r"column 'm' contains a map whose keys have no type\. Cast"):
+        with pytest.raises(InvalidInput, match=r"column 'm' contains a map with untyped keys\. Cast"):
             tm.Table.import_from(str(tmp_path / "t"), rows, name="q")
 
 
@@ -94,7 +94,7 @@ def test_maps_whose_keys_have_no_type_are_refused(value: str, tmp_path: Path) ->
 def test_maps_of_maps_whose_keys_have_no_type_are_refused_by_append(value: str, tmp_path: Path) -> None:
     schema = pa.schema([("id", pa.int32()), ("m", pa.map_(pa.string(), pa.map_(pa.string(), pa.string())))])
     table = tm.Table.create(str(tmp_path / "t"), schema)
-    with pytest.raises(InvalidInput, match=r"column 'm' contains a map of maps whose keys have no type\. Cast"):
+    with pytest.raises(InvalidInput, match=r"column 'm' contains a map of maps with untyped keys\. Cast"):
         table.append(duckdb.sql(f"select 1 id, {value} m"))
 
 

@@ -275,9 +275,9 @@ def test_an_input_without_an_annotation_is_what_the_manager_says(
         ([1, 2], "the asset returned a list, which a table cannot store"),
         (None, "the asset returned a NoneType, which a table cannot store"),
         (pd.Series([1]), "the asset returned a pandas.core.series.Series, which a table cannot store"),
-        (pd.DataFrame({"n": [1]}, index=["a"]), "reset_index() makes it one"),
-        (pd.DataFrame({"n": [1]}, index=pd.Index([7], name="id")), "reset_index() makes it one"),
-        (pd.DataFrame({"n": [1, "a"]}), "values of no one type"),
+        (pd.DataFrame({"n": [1]}, index=["a"]), "To store it as a column, use reset_index()"),
+        (pd.DataFrame({"n": [1]}, index=pd.Index([7], name="id")), "To store it as a column, use reset_index()"),
+        (pd.DataFrame({"n": [1, "a"]}), "contains values of several types"),
     ],
 )
 def test_what_is_no_rows_is_refused_with_what_to_do(

@@ -270,10 +270,10 @@ REFUSED: Mapping[str, tuple[Callable[[Table], object], str]] = {
         lambda t: t.search("tide", index="words", order_by="ts", descending="up"),  # type: ignore[arg-type]
         "descending is 'up'",
     ),
-    "an order of neighbours": (lambda t: t.search(vector=[1, 2], order_by="ts"), "vector needs scores"),
+    "an order of neighbours": (lambda t: t.search(vector=[1, 2], order_by="ts"), "cannot be combined with vector"),
     "an order with boosts": (
         lambda t: t.search("tide", index="words", order_by="ts", boosts={"text": 2}),
-        "boosts needs scores",
+        "cannot be combined with boosts",
     ),
     "snippets of values": (
         lambda t: t.search("info", index="levels", snippets=True),

@@ -289,7 +289,7 @@ def test_a_key_of_any_type_is_found_in_its_generation_and_in_the_base(kind: pa.D
 
 def test_a_key_that_does_not_fit_is_refused_before_any_request(table: Table, tmp_path: Path) -> None:
     before = table.store.requests
-    with pytest.raises(InvalidInput, match="does not name a value"):
+    with pytest.raises(InvalidInput, match="does not have one value"):
         table.get(("N1", 2))
     assert table.store.requests == before
     numbered = Table.create(

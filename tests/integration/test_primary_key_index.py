@@ -88,7 +88,7 @@ def test_releases_that_do_not_know_it_are_kept_away_by_a_feature() -> None:
 
 def test_no_search_takes_it() -> None:
     table = Table.create(f"memory://{uuid4()}", SCHEMA, primary_key="id", indexes=(KEYS,))
-    with pytest.raises(InvalidInput, match="get and merges use it"):
+    with pytest.raises(InvalidInput, match="which cannot be searched"):
         table.search("x", index="keys")
     with pytest.raises(InvalidInput, match="no full-text or bitmap index"):
         table.search("x")

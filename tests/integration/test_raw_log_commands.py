@@ -88,7 +88,7 @@ def test_the_raw_log_has_the_digits_that_were_written_and_no_number_or_name_that
     code, said, _ = run("append", "./a", "-", "--table", "t", stdin=b"\n".join(lines))
     assert code == 2
     assert [each["line"] for each in said["rejected"]] == [2, 3, 4, 5]
-    assert "beyond every float" in said["rejected"][0]["reason"]
+    assert "too large for a float" in said["rejected"][0]["reason"]
     assert "'k' is given twice" in said["rejected"][1]["reason"]
     (chunk,) = union(["a"]).read()
     assert isinstance(chunk, RawColumns)

@@ -176,7 +176,8 @@ def test_a_chunk_that_no_store_has_is_named_until_it_is_given_up_or_comes_back()
     assert by_scan(reads.table("events")).total() == 3, "the other store has it"
     reads.stores["two"].delete([second])
     with pytest.raises(
-        Corrupt, match=r"chunks 2 to 2 of writer .* --skip-gap .*:2. Read without it with consistency='committed'"
+        Corrupt,
+        match=r"chunks 2 to 2 of writer .* --skip-gap .*:2. To read without these rows, use consistency='committed'",
     ):
         by_scan(reads.table("events"))
     with pytest.raises(Unavailable, match="may be in memory://two, which does not answer"):
@@ -334,7 +335,7 @@ def test_explain_names_the_raw_log_and_what_is_read_of_it() -> None:
     reads.table("users").append([EVENTS])
     appended(reads, 1, 2)
     part = {"name": "raw", "chunks": 2, "records": 2}
-    line = "raw log raw: 2 records of 2 chunks among them"
+    line = "raw log raw: 2 records of 2 chunks are part of these"
     for name in TABLES:
         table = reads.table(name)
         query, search = (

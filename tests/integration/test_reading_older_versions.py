@@ -38,7 +38,7 @@ def uri(tmp_path: Path) -> str:
 @pytest.mark.parametrize("read", READS)
 def test_an_older_version_has_no_consistency_above_its_base(uri: str, read: str, level: str) -> None:
     for table, how in ((Table.open(uri, at=0), {}), (Table.open(uri), {"at": 0}), (Table.open(uri, at=0), {"at": 0})):
-        with pytest.raises(InvalidInput, match=r"returns rows of the base table only. Leave consistency out"):
+        with pytest.raises(InvalidInput, match=r"which returns only merged rows. Leave consistency out"):
             READS[read](table, consistency=level, **how)
 
 
@@ -60,7 +60,7 @@ def test_a_lookup_in_the_newest_version_sees_every_acknowledged_row_unless_told_
 @pytest.mark.parametrize("level", ["committed", "latest"])
 def test_the_history_of_an_older_version_is_that_of_its_base(uri: str, level: str) -> None:
     older = Table.open(uri, at=0)
-    with pytest.raises(InvalidInput, match="returns rows of the base table only"):
+    with pytest.raises(InvalidInput, match="returns only merged rows"):
         older.read_history(consistency=level)
     assert older.read_history().records.num_rows == 0
     assert Table.open(uri).read_history().records.num_rows == 1

@@ -160,7 +160,7 @@ def test_a_lost_registry_is_made_again_with_the_regions_by_hand(table: Table) ->
 def test_a_table_without_the_setting_refuses_a_name_until_it_is_altered_and_then_keeps_it() -> None:
     table = new_table(by_hand=False)
     before = Table.open(table.uri)
-    with pytest.raises(InvalidInput, match="Alter it first with regions_by_hand: true"):
+    with pytest.raises(InvalidInput, match="Alter the table with regions_by_hand: true"):
         table.writer(region="a")
     table.alter({"regions_by_hand": True})
     put(table, "a", {1: "by hand"})

@@ -239,7 +239,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "an index": (lambda: pd.DataFrame({"time": [LOCAL]}, index=pd.Index([1], name="id")), "reset_index"),
     "a frame that cannot be collected": (
         lambda: pl.LazyFrame({"id": [1]}).select("nope"),
-        "broke off with ColumnNotFoundError",
+        "failed with ColumnNotFoundError",
     ),
 }
 

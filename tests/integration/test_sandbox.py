@@ -135,7 +135,7 @@ def test_a_process_that_is_killed_at_work_is_no_answer(table: Table) -> None:
     stream = table.scan(filter="a > 3").to_reader(2)
     (at_work,) = children()
     os.kill(at_work, signal.SIGKILL)
-    with pytest.raises(Unavailable, match=r"its process ended \(signal 9\)"):
+    with pytest.raises(Unavailable, match=r"the process of the query ended \(signal 9\)"):
         stream.read_all()
     assert table.sql("select max(a) as a from t").to_pylist() == [{"a": 10}]
 

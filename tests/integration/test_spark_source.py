@@ -243,7 +243,7 @@ def test_spark_says_what_cannot_be_read(session: SparkSession, events: tm.Table,
     ("options", "said"),
     [
         ({"columns": "n,none"}, "unknown column 'none'"),
-        ({"at": "1", "consistency": "latest"}, "a read of an older version (at) returns rows of the base table only"),
+        ({"at": "1", "consistency": "latest"}, "a read of an older version (at), which returns only merged rows"),
         ({"consistency": "newest"}, "consistency is 'newest'. Give snapshot, committed or latest"),
         ({"at": "99"}, "99"),
         ({"filter": "n >"}, "the condition 'n >' is not valid SQL"),

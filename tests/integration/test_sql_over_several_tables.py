@@ -79,7 +79,7 @@ def test_every_table_has_the_consistency_of_the_query(tmp_path: Path, flights: t
     planes.append([{"plane": "a", "seats": 7}])
     assert flights.sql(JOIN, tables={"p": planes}).num_rows == 0
     assert _rows(flights.sql(JOIN, tables={"p": planes}, consistency="latest")) == [(1, 7), (3, 7)]
-    with pytest.raises(InvalidInput, match="returns rows of the base table only"):
+    with pytest.raises(InvalidInput, match="returns only merged rows"):
         flights.sql(JOIN, tables={"p": tm.Table.open(planes.uri, at=0)}, consistency="latest")
 
 

@@ -370,7 +370,7 @@ def test_each_level_of_consistency_searches_what_it_sees(tmp_path: Path) -> None
     assert [ids("ebb", "text", level) for level in levels] == [[], [1, 2], [2]]
     assert [ids("x", "tags", level) for level in levels] == [[], [1, 2], []]
     assert [ids("y", "tags", level) for level in levels] == [[], [], [2]]
-    with pytest.raises(InvalidInput, match="returns rows of the base table only"):
+    with pytest.raises(InvalidInput, match="returns only merged rows"):
         table.search("ebb", index="text", at=0, consistency="latest")
 
 

@@ -81,7 +81,7 @@ def test_a_schema_string_whose_vectors_have_impossible_dimensions_is_refused(dim
 def test_a_schema_string_whose_vectors_are_no_floats_is_refused() -> None:
     body = json.loads(to_schema_string(SCHEMA))
     body["fields"][1]["type"]["elementType"] = "double"
-    with pytest.raises(InvalidInput, match="expected array<float>"):
+    with pytest.raises(InvalidInput, match="Declare the type array<float>"):
         from_schema_string(json.dumps(body))
 
 
@@ -96,7 +96,7 @@ def test_a_schema_string_whose_vectors_are_no_floats_is_refused() -> None:
     ],
 )
 def test_no_other_list_of_a_fixed_size_is_a_column_and_no_vector_is_inside_of_one(type_: pa.DataType) -> None:
-    with pytest.raises(InvalidInput, match="tables do not hold"):
+    with pytest.raises(InvalidInput, match="tables do not support"):
         to_schema_string(pa.schema([("v", type_)]))
 
 
@@ -319,7 +319,7 @@ BAD: Mapping[str, tuple[object, str]] = {
     "too large": ([1.0, 1e300, 3.0], "would become inf"),
     "number": (5.0, "vector\\(3\\)"),
     "zero": ([0.0, -0.0, 0.0], "the vector is zero"),
-    "bytes": (b"abc", ": a vector is a list or an array of numbers, found bytes"),
+    "bytes": (b"abc", ": a vector has the type bytes. Give a list or an array of numbers"),
     "bytes that change": (bytearray(b"abc"), "found bytearray"),
     "a view of bytes": (memoryview(b"abc"), "found memoryview"),
     "a set": ({1.0, 2.0, 3.0}, "found set"),
@@ -354,9 +354,9 @@ def test_lists_tuples_and_arrays_of_numbers_are_vectors(tmp_path: Path, case: st
 @pytest.mark.parametrize(
     ("column", "why"),
     [
-        (pa.array([[1, 2, 3], [1, 2]], pa.list_(pa.float32())), "row 1: a vector of 2 numbers"),
-        (pa.array([[1, 2, 3], None, [1, 2, 3, 4]], pa.large_list(pa.float32())), "row 2: a vector of 4 numbers"),
-        (pa.array([None, [1, 2]], pa.list_(pa.float32(), 2)), "row 1: a vector of 2 numbers"),
+        (pa.array([[1, 2, 3], [1, 2]], pa.list_(pa.float32())), "row 1: the vector has 2 numbers"),
+        (pa.array([[1, 2, 3], None, [1, 2, 3, 4]], pa.large_list(pa.float32())), "row 2: the vector has 4 numbers"),
+        (pa.array([None, [1, 2]], pa.list_(pa.float32(), 2)), "row 1: the vector has 2 numbers"),
         (pa.array([None, [1, None, 2]], VECTOR), "row 1: a number of the vector is null"),
         (pa.array([[1, 2, 3], [1, 2, math.nan]], VECTOR), "row 1: a number of the vector is NaN"),
         (pa.array(["[1,2,3]"]), "has type string, the table has vector\\(3\\)"),
@@ -507,7 +507,7 @@ LINES = {
     16: '{"id": 16, "embedding": ""}',
 }
 REASONS = {
-    2: "a vector of 2 numbers, the table has vector(3)",
+    2: "the vector has 2 numbers, but the column has the type vector(3)",
     4: "not a valid vector(3)",
     5: "a number of the vector is null",
     6: "a number of the vector is NaN or infinite",
@@ -515,7 +515,7 @@ REASONS = {
     8: "not a valid vector(3)",
     9: "not a valid vector(3)",
     10: "not a valid vector(3)",
-    11: "a vector of 0 numbers, the table has vector(3)",
+    11: "the vector has 0 numbers, but the column has the type vector(3)",
     13: "not a valid vector(3)",
     14: "not a valid vector(3)",
     15: "not a valid vector(3)",

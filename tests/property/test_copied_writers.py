@@ -74,7 +74,7 @@ def test_an_entry_of_our_epoch_that_is_not_ours_ends_the_writer_and_names_whose_
     table = KeyedTable(MemoryStore("planes")).create()
     first, second = copies(table, 2)
     first.put({"tailnum": "same", "seats": 1})
-    with pytest.raises(WriterFenced, match=r"WAL entry 2 was written under epoch 1 .*restored machine"):
+    with pytest.raises(WriterFenced, match=r"WAL entry 2 was written by writer .* with epoch 1 .*restored machine"):
         second.put({"tailnum": "same", "seats": 1})
     with pytest.raises(WriterFenced):
         second.flush()
@@ -88,7 +88,7 @@ def test_two_copies_do_not_flush_one_generation_each() -> None:
         before.put({"tailnum": "before", "seats": 0})
     first, second = copies(table, 2)
     assert first.flush() == 1
-    with pytest.raises(WriterFenced, match="flushes generation 1, the manifest continues with 2"):
+    with pytest.raises(WriterFenced, match="flushes generation 1, but the manifest already has generation 2"):
         second.flush()
     first.put({"tailnum": "later", "seats": 1})
     assert seats(table) == {"before": 0, "later": 1}

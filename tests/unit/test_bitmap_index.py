@@ -117,7 +117,7 @@ def test_the_same_rows_in_other_chunks_give_the_same_files() -> None:
         (("status",), [404.5], "does not fit"),
         (("status",), True, "does not fit"),
         (("status",), "[404", "is not JSON"),
-        (("status",), [], "no value to look for"),
+        (("status",), [], "the list of values for 'status' is empty"),
         (("status",), [None], "null is not a value"),
         (("status",), None, "null is not a value"),
         (("status",), {}, "names no column"),

@@ -180,15 +180,15 @@ def test_a_segment_of_an_earlier_release_answers_by_whole_parts() -> None:
 @pytest.mark.parametrize(
     ("query", "reason"),
     [
-        ({"n": {}}, "no condition on 'n'"),
+        ({"n": {}}, "the condition on 'n' is empty"),
         (
             {"n": {"like": 5}},
             "'like' is not a condition on 'n'. Conditions are =, <>, <, <=, >, >=, in, not in, between, is null",
         ),
-        ({"n": {"between": [5]}}, "the least and the greatest value of 'n', found 1"),
-        ({"n": {"not in": []}}, "no value to look for in 'n'"),
+        ({"n": {"between": [5]}}, "between needs two values of 'n', the least and the greatest. It has 1"),
+        ({"n": {"not in": []}}, "the list of values for 'n' is empty"),
         ({"n": {"not in": [None]}}, "null is not a value of 'n'"),
-        ({"n": {"is null": "yes"}}, "true or false, found 'yes'"),
+        ({"n": {"is null": "yes"}}, "the value of 'is null' is 'yes'"),
         ({"n": {">": "x"}}, "'x' does not fit 'n', which has the type int64"),
         ({"n": {">": [1, 2]}}, "does not fit 'n', which has the type int64"),
     ],

@@ -95,7 +95,7 @@ def test_a_numbered_object_is_ours_whatever_became_of_the_first_put(store: Fault
 def test_a_numbered_object_is_tried_four_times_with_growing_pauses(store: FaultStore) -> None:
     clock = ManualClock()
     store.on_put("k", *[PutFault.DROPPED_THEN_UNKNOWN] * 4)
-    with pytest.raises(CommitUnknown, match="delete nothing"):
+    with pytest.raises(CommitUnknown, match="Delete nothing"):
         create_numbered(store, "k", b"mine", clock=clock)
     assert clock.slept_ms == [50, 100, 200]
 

@@ -174,7 +174,7 @@ def test_the_declared_tables_of_the_repository_load() -> None:
     ("old", "new", "expected"),
     [
         ("window: 15m", "window: 7m", "tables/events.yaml:11: field `window`: a window of 420 s does not divide"),
-        ("window: 15m", "window: 2h", "tables/events.yaml:11: field `window`: a window of 7200 s is coarse"),
+        ("window: 15m", "window: 2h", "tables/events.yaml:11: field `window`: a window of 7200 s is a coarse window"),
         ("window: 15m", "window: soon", "tables/events.yaml:11: field `window`: 'soon' is not a duration"),
         ("window: 15m", "windw: 15m", "tables/events.yaml:11: unknown field `windw`. Did you mean 'window'?"),
         ("name: events\n", "", "tables/events.yaml:1: field `name`: is missing. Add it"),
@@ -323,7 +323,10 @@ def test_a_keyed_table_refuses_what_only_append_tables_have(tmp_path: Path, addi
     [
         ("op: _op", None),
         ("order_by: lns", "field `landing`: order_by: unknown column 'lns'"),
-        ("envelope: debezium", "field `landing`: format 'csv': an envelope is a JSON object. Use ndjson or json"),
+        (
+            "envelope: debezium",
+            "field `landing`: format 'csv' cannot contain envelopes, which are JSON objects. Use ndjson or json",
+        ),
         ("op: kind, header: false, columns: [tailnum, kind, at]", None),
     ],
 )

@@ -186,7 +186,7 @@ def test_what_fits_no_table_is_quarantined_with_its_reason_and_once() -> None:
     found = {each["line"]: each for each in rejected_lines(given.tables["a"])}
     assert {each["source"] for each in found.values()} == {source}
     assert "does not fit the type int64" in found[2]["reason"]
-    assert "it takes puts, found 'delete'" in found[3]["reason"]
+    assert "the operation 'delete' needs a primary key" in found[3]["reason"]
     assert "'size': not a column" in found[4]["reason"]
     (stranger,) = rejected_lines(given.stores[0])
     assert (stranger["source"], stranger["line"]) == (source, 5)

@@ -69,8 +69,8 @@ def test_a_weight_is_one_unless_given_and_may_be_any_kind_of_number() -> None:
         ({"c": 1}, "given for 'c', but this search uses a, b"),
         ({1: 1}, "given for 1, but this search uses a, b"),
         ({"a": 0, "b": 0.0}, "every weight is 0"),
-        ([1, 2], "weights are a list of 2 values"),
-        ("a", "Give a number for the name of an index"),
+        ([1, 2], "weights is a list of 2 values"),
+        ("a", "Give a mapping from names of indexes to numbers"),
     ],
 )
 def test_a_weight_that_makes_no_sense_is_refused(weights: object, why: str) -> None:

@@ -359,7 +359,7 @@ def test_a_call_above_the_second_bound_is_refused_and_nothing_of_it_is_written(
         gate.arrived.acquire()
         with gate.closed():
             first = callers.start(lambda: writer.put([plane("a"), plane("b"), plane("c")]))
-            with pytest.raises(Overloaded, match=rf"refuse_{bound} .*Nothing of this call was written") as caught:
+            with pytest.raises(Overloaded, match=rf"row.* of this call were not written.*refuse_{bound}=") as caught:
                 writer.put(plane("d"))
         first.result()
         assert caught.value.context["bound"] == "refuse"
@@ -376,7 +376,7 @@ def test_a_call_that_waited_too_long_is_refused_and_the_next_one_is_not(gate: Ga
             late = callers.pool.submit(lambda: writer.put(plane("b")))
             until(lambda: len(writer._group._backlog.asking) == 1)
             table.clock.now += 1_000
-            with pytest.raises(Overloaded, match=r"wait_rows 1 .*wait_ms 30"):
+            with pytest.raises(Overloaded, match=r"wait_rows=1.*wait_ms=30"):
                 late.result()
         first.result()
         writer.put(plane("c"))
@@ -397,7 +397,10 @@ def test_a_closed_writer_takes_nothing_and_closes_twice(gate: Gate) -> None:
 
 @pytest.mark.parametrize(
     ("metrics", "message"),
-    [({"linger_ms": -1}, "linger_ms is -1"), ({"wait_rows": 5, "refuse_rows": 4}, "below the limit to wait")],
+    [
+        ({"linger_ms": -1}, "linger_ms is -1"),
+        ({"wait_rows": 5, "refuse_rows": 4}, "refuse_bytes is less than wait_rows"),
+    ],
 )
 def test_options_that_cannot_be_meant_are_refused(metrics: dict[str, int], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):

@@ -405,6 +405,6 @@ def test_rows_are_not_flushed_into_a_generation_that_is_merged_already() -> None
     assert flushed is not None
     world.memory.delete([keys.region_manifest_key(flushed.region_id, flushed.version)])
     world.wait()
-    with pytest.raises(Corrupt, match="goes on with generation 1, but 1 is merged"):
+    with pytest.raises(Corrupt, match="has the current generation 1, but generations up to 1 are already merged"):
         world.table.flush_idle()
     assert read_latest(world.memory, before.region_id) == before

@@ -405,5 +405,5 @@ def test_a_zero_vector_of_an_index_by_cosine_lands_in_quarantine(tmp_path: Path)
     assert bench.rows() == [1, 4]
     assert [(line, reason.split(",")[0]) for _, line, reason in bench.quarantine()] == [
         (2, "column v: the vector is zero"),
-        (3, "column v: a vector of 1 numbers"),
+        (3, "column v: the vector has 1 numbers"),
     ]

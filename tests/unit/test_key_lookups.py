@@ -148,7 +148,7 @@ def test_a_damaged_index_costs_time_and_denies_nothing(
 
 @pytest.mark.parametrize(
     ("entries", "lengths", "named"),
-    [([2], [99], "row 98 of a WAL entry of"), ([77], [1], "WAL entry 77, which is not of it")],
+    [([2], [99], "row 98 of a WAL entry with"), ([77], [1], "WAL entry 77, which is not an entry of the generation")],
 )
 def test_an_index_that_names_what_is_not_there_is_corrupt(
     table: KeyedTable, entries: list[int], lengths: list[int], named: str

@@ -234,7 +234,7 @@ def test_a_decimal_with_too_many_digits_rejects_its_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "values", "reason"),
     [
-        (["int", "string"], [1], "column 'c' is a union of 2 types, which tables do not hold"),
+        (["int", "string"], [1], "column 'c' is a union of 2 types, which tables do not support"),
         ({"type": "fixed", "name": "d", "size": 12, "logicalType": "duration"}, [bytes(12)], "type duration"),
         ("double", [1.5], "its columns are not those of the table"),
     ],

@@ -163,7 +163,7 @@ def test_a_file_that_is_compressed_twice_is_rejected(tmp_path: Path, outer: str,
     ("data", "reason"),
     [
         (b"\x1f\x9d\x90" + bytes(50), "it is compressed with compress"),
-        (b"\x02\x21\x4c\x18" + bytes(50), "it is compressed with LZ4 in its old format"),
+        (b"\x02\x21\x4c\x18" + bytes(50), "it is compressed with the legacy format of LZ4"),
     ],
 )
 def test_other_compressions_are_rejected_by_name(tmp_path: Path, data: bytes, reason: str) -> None:

@@ -105,7 +105,7 @@ def test_text_that_is_not_utf8_rejects_its_element(tmp_path: Path) -> None:
         ('[{"a": 1}, {"a": 2}', "its JSON array is never closed"),
         ('[{"a": 1}, {"a": 2', "its JSON array is never closed"),
         ('[{"a": "1}, {"a": 2}]', "its JSON array is never closed"),
-        ('[{"a": 1}]]', "a bracket at or after record 1 closes nothing"),
+        ('[{"a": 1}]]', "a closing bracket at or after record 1 has no opening bracket"),
     ],
 )
 def test_an_array_that_is_not_whole_rejects_the_file(tmp_path: Path, text: str, reason: str) -> None:

@@ -83,7 +83,7 @@ NOT_BETWEEN = "since 1970 is not between the years 1 and 9999"
         ("s", "1767261600123", f"the number of seconds {NOT_BETWEEN}"),
         ("us", "9" * 20, f"the number of microseconds {NOT_BETWEEN}"),
         ("s", "9" * 20 + "." + "9" * 30, "the number has digits below the microsecond"),
-        ("s", "1.0000001", "the number has digits below the microsecond, which tables do not hold"),
+        ("s", "1.0000001", "the number has digits below the microsecond, which tables do not support"),
         ("us", "1.5", "the number has digits below the microsecond"),
         ("ns", "1767261600123456789", "the number has digits below the microsecond"),
     ],
@@ -159,7 +159,7 @@ def test_integers_that_are_not_times_reject_their_row(tmp_path: Path, form: str)
     nanos = _file(form, pa.array([1001, -1, 2000]))
     found = parsed(tmp_path, nanos, form, times=(("at", "ns"),))
     assert [line for line, _ in reasons(found)] == [1, 2]
-    assert reasons(found)[0][1] == "column at: the number has digits below the microsecond, which tables do not hold"
+    assert reasons(found)[0][1] == "column at: the number has digits below the microsecond, which tables do not support"
     assert micros(parsed(tmp_path, nanos, form, times=(("at", "ns"),), nanoseconds="truncate")) == [1, -1, 2]
 
 

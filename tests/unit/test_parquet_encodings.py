@@ -198,7 +198,7 @@ def test_enums_and_json_land_as_text_or_as_bytes_as_the_column_is_declared(kind:
 def test_types_that_no_table_has_are_refused_by_their_name(tmp_path: Path, query: str, told: str) -> None:
     file = tmp_path / "a.parquet"
     duckdb.sql(f"copy (select {query} as c) to '{file}'")
-    with pytest.raises(Corrupt, match=f"column 'c' has the logical type {told}, which tables do not hold"):
+    with pytest.raises(Corrupt, match=f"column 'c' has the logical type {told}, which tables do not support"):
         read(file.read_bytes(), pa.schema({"c": pa.binary()}))
 
 

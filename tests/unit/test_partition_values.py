@@ -219,13 +219,13 @@ def test_a_column_that_is_called_like_a_transform_can_be_named() -> None:
     [
         (
             ["days(ts)"],
-            r"partition_by has 'days\(ts\)'. Expected the name of a column, or one of bucket\[n\]\(column\)",
+            r"partition_by has 'days\(ts\)'. Give the name of a column, or one of bucket\[n\]\(column\)",
         ),
-        (["bucket(id)"], "Expected the name of a column"),
-        (["bucket[0](id)"], "Expected the name of a column"),
-        (["day[3](ts)"], "Expected the name of a column"),
+        (["bucket(id)"], "Give the name of a column"),
+        (["bucket[0](id)"], "Give the name of a column"),
+        (["day[3](ts)"], "Give the name of a column"),
         ([f"bucket[{2**31}](id)"], "n from 1 to"),
-        ([""], "Expected the name of a column"),
+        ([""], "Give the name of a column"),
         (["a", "b", "c", "d", "e"], "has 5 fields .*. A table has at most 4"),
         (["bucket[2](id)", "bucket[3](id)"], "names 'id_bucket' twice. Name each field once"),
     ],
@@ -251,7 +251,7 @@ _SCHEMA = pa.schema(
         ("bucket[2](x)", "bucket has no value for 'x'"),
         (
             "day(ts)",
-            r"day\(ts\) has the name 'ts_day' in the log, but the table has a column of this name. Rename that column",
+            r"day\(ts\) needs the name 'ts_day', but the table has a column of this name. Rename that column",
         ),
     ],
 )

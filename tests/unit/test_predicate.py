@@ -34,7 +34,7 @@ def test_a_filter_that_python_would_cut_short_is_refused_and_told_how_to_write_i
 
 
 def test_the_refusal_is_a_value_error_as_that_of_arrow_is() -> None:
-    with pytest.raises(ValueError, match="a filter is not true or false"):
+    with pytest.raises(ValueError, match="a filter cannot be used as true or false"):
         bool(N > 1)
 
 
@@ -55,7 +55,7 @@ def test_filters_combine_by_operators() -> None:
     ],
 )
 def test_only_filters_are_combined(combine: Callable[[], object]) -> None:
-    with pytest.raises(InvalidInput, match=r"&, \| and ~ take filters, found .*. Compare a column"):
+    with pytest.raises(InvalidInput, match=r"&, \| and ~ need filters, but one operand is .*. Compare a column"):
         combine()
 
 

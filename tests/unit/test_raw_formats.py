@@ -170,8 +170,8 @@ def test_numbers_of_numpy_are_numbers() -> None:
         (2**63, "64 bits"),
         (Decimal("NaN"), "not a decimal"),
         ("\ud800", "Unicode"),
-        (object(), "no form for object"),
-        (dt.timedelta(1), "no form for timedelta"),
+        (object(), "cannot store a value of the type object"),
+        (dt.timedelta(1), "cannot store a value of the type timedelta"),
     ],
 )
 def test_a_value_without_a_form_is_refused_before_it_is_written(value: Any, why: str) -> None:

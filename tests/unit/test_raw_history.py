@@ -404,7 +404,7 @@ def test_text_that_spells_a_moment_a_date_or_a_decimal_is_one() -> None:
         ({"id": True}, "put", "column 'id'"),
         ({"name": "x"}, "put", "'id': a value is required"),
         ({"id": None}, "patch", "'id': a value is required"),
-        ({}, "delete", "it is in the key"),
+        ({}, "delete", "the column is part of the key"),
         ({"id": 9, "name": 1}, "put", "column 'name'"),
         ({"id": 9, "price": 1.555}, "put", "column 'price'"),
         ({"id": 9, "price": 1e300}, "put", "column 'price'"),
@@ -479,7 +479,7 @@ def test_fields_that_are_none_of_the_raw_log_are_rejected() -> None:
         schema=RECORD_COLUMNS,
     )
     (rejected,) = typed_records(record, SCHEMA).rejected
-    assert "not what a raw log holds" in rejected.reason
+    assert "not valid JSON of a raw log" in rejected.reason
 
 
 def test_a_schema_that_no_table_could_have_is_the_callers_fault() -> None:

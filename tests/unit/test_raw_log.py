@@ -287,7 +287,7 @@ def test_a_writer_id_that_is_used_twice_stops_the_second_writer() -> None:
     a = store()
     raw_log(a).append("t", {"id": 1})
     twin = raw_log(a)
-    with pytest.raises(Fenced, match="another writer uses the same id"):
+    with pytest.raises(Fenced, match="a chunk of another writer with the same id"):
         twin.append("t", {"id": 2})
     assert [fields["id"] for _, _, fields in rows(a)] == [1]
 

@@ -135,7 +135,7 @@ def test_a_lost_reply_neither_loses_nor_doubles_a_manifest(fault: PutFault) -> N
 def test_a_manifest_that_never_gets_an_answer_is_unknown() -> None:
     store = FaultStore(_store(1))
     store.on_put(".binpb", *[PutFault.DELAYED_THEN_UNKNOWN] * 10)
-    with pytest.raises(CommitUnknown, match="delete nothing"):
+    with pytest.raises(CommitUnknown, match="Delete nothing"):
         manifest.commit(store, _manifest(2), clock=ManualClock())
 
 

@@ -131,7 +131,7 @@ def test_a_snapshot_from_before_is_refused_and_not_answered_with_rows_missing() 
         _collect(table)
     assert _listed(table) == [4]
     with pytest.raises(
-        SnapshotExpired, match=r"up to 3 are merged and collected. This snapshot merged only those up to 1"
+        SnapshotExpired, match=r"up to 3 are merged and collected. This version has merged only generations up to 1"
     ):
         unmerged.capture(table.store, old, include_wal=True).above(old)
     assert set(table.rows()) == set("abcd")

@@ -90,7 +90,7 @@ def test_keys_to_delete_come_in_any_form(table: KeyedTable) -> None:
         (lambda planes: planes.put(pa.table({"tailnum": ["a"], "seats": [1.5]})), "'seats'"),
         (lambda planes: planes.patch({"seats": 1}), "patch needs the key columns"),
         (lambda planes: planes.delete({"tailnum": "a", "seats": 1}), "key columns"),
-        (lambda planes: planes.delete(("a", "b")), "does not name a value"),
+        (lambda planes: planes.delete(("a", "b")), "does not have one value"),
         (lambda planes: planes.delete(None), "tailnum"),
     ],
 )

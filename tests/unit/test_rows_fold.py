@@ -181,5 +181,5 @@ def test_record_columns_are_reserved_names() -> None:
 
 
 def test_records_without_their_columns_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="need the columns"):
+    with pytest.raises(InvalidInput, match="lack the columns"):
         fold(pa.table({"k": ["a"]}), ["k"])

@@ -35,11 +35,11 @@ def test_arrow_data_stays_as_it_is() -> None:
         ({"wings": 2}, "unknown column 'wings'"),
         (
             {"key": 1},
-            r"^column 'key': a value does not fit the type string \(row 1\): 1 is of the type int\. Convert it first$",
+            r"^column 'key': a value does not fit the type string \(row 1\): 1 has the type int\. Convert it first$",
         ),
         ({"key": "\ud800"}, r"'\\ud800' has characters that UTF-8 does not have\. Leave them out$"),
-        ({"seats": True}, r"True is of the type bool\. Convert it first$"),
-        ({"seats": "many"}, r"^column 'seats': .*\(row 1\): 'many' is of the type str\. Convert it first$"),
+        ({"seats": True}, r"True has the type bool\. Convert it first$"),
+        ({"seats": "many"}, r"^column 'seats': .*\(row 1\): 'many' has the type str\. Convert it first$"),
         ({"seats": 2**31}, r"2147483648 is out of its range\. Use a column of a larger type$"),
         ({"seats": 2**70}, r"a whole number of 71 bits is out of its range\. Use a column of a larger type$"),
     ],
@@ -108,7 +108,7 @@ def test_a_python_value_that_a_column_can_hold_is_kept(kind: pa.DataType, given:
 
 def test_what_is_not_rows_is_refused_with_what_to_give() -> None:
     for rows in (pd.Series(["a"]), "a", [1]):
-        with pytest.raises(InvalidInput, match="mappings of column to value, Arrow data or a data frame, found"):
+        with pytest.raises(InvalidInput, match="Give mappings of columns to values, Arrow data or a data frame"):
             table_of(rows, SCHEMA)
 
 

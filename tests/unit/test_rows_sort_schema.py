@@ -38,7 +38,7 @@ REFUSED = [
     ("timestamp/V2 nulls first nulls first", "not a version"),
     ("a=b=c/V2", "more than one '='"),
     ("=timestamp/V2", "empty"),
-    ("name__i:dense-string:+|timestamp/V2", "the type int64 by its suffix, and string by its type"),
+    ("name__i:dense-string:+|timestamp/V2", "the type int64 in its suffix, but also the type string"),
     ("name:dense-sketch:+|timestamp/V2", "dense-sketch"),
     ("name__i:up|timestamp/V2", "direction 'up'"),
     ("name:dense-int64:+:more|timestamp/V2", "more than name, type and direction"),
@@ -61,10 +61,10 @@ REFUSED = [
     ("a-:-|timestamp/V2", "direction twice"),
     ("a|+timestamp/V2", "newest first"),
     ("a|timestamp+/V2", "newest first"),
-    ("a|timestamp__s/V2", "holds instants"),
+    ("a|timestamp__s/V2", "newest first"),
     ("timestamp|b/V2", "only 'tiebreaker'"),
     ("timestamp|tiebreaker|b/V2", "only 'tiebreaker'"),
-    ("timeseries_id|host|timestamp/V2", "stands for all tags"),
+    ("timeseries_id|host|timestamp/V2", "means all tags"),
     ("a|a|timestamp/V2", "more than once"),
 ]
 DEFAULT_TYPES: list[tuple[str, ColumnType]] = [

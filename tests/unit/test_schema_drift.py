@@ -371,7 +371,7 @@ def test_a_type_that_tables_do_not_hold_rejects_the_rows_that_have_a_value(proje
     write(project.declare("format: parquet, on_new_field: add").root / "landing", "parquet", rows)
     project.ingest()
     assert project.rows() == [(1,)]
-    assert project.reasons() == ["the field span has the type time64[us], which tables do not hold. Leave it out"]
+    assert project.reasons() == ["the field span has the type time64[us], which tables do not support. Leave it out"]
 
 
 def test_a_rejected_row_of_a_typed_file_keeps_its_new_fields(project: Project) -> None:
@@ -434,7 +434,7 @@ def test_a_typed_value_for_a_column_of_text_is_rejected_if_its_row_would_be(proj
     assert project.rows("v") == [(1, "1970-01-01 00:00:00"), (3, None)]
     assert sorted(project.reasons()) == [
         "column v: not between the years 1 and 9999",
-        "the field v has the type time64[us], which tables do not hold. Leave it out",
+        "the field v has the type time64[us], which tables do not support. Leave it out",
     ]
 
 
@@ -493,12 +493,12 @@ def test_csv_numbers_with_leading_zeros_stay_text(project: Project) -> None:
         ("format: ndjson, on_type_conflict: narrow", "on_type_conflict"),
         ("format: ndjson, max_new_fields: 5", "max_new_fields limits the columns that a run adds"),
         ("format: ndjson, on_new_field: add, max_new_fields: 0", "max_new_fields is 0. Give a number from 1 to 1000"),
-        ("format: pattern, pattern: '(?P<id>.*)', on_new_field: add", "lines of a pattern have no new fields"),
+        ("format: pattern, pattern: '(?P<id>.*)', on_new_field: add", "lines of a pattern cannot have new fields"),
         (
             "format: csv, header: false, columns: [id], on_new_field: add",
             "CSV files without a header",
         ),
-        ("format: delta, on_new_field: add", "a table follows its Delta table"),
+        ("format: delta, on_new_field: add", "do not apply to a Delta table"),
     ],
 )
 def test_settings_that_do_not_apply_are_refused(project: Project, settings: str, message: str) -> None:
@@ -510,7 +510,7 @@ def test_settings_that_do_not_apply_are_refused(project: Project, settings: str,
 def test_a_keyed_table_refuses_the_settings(project: Project) -> None:
     project.declare("format: ndjson, on_new_field: add")
     project.file.write_text(project.file.read_text() + "primary_key: id\n")
-    with pytest.raises(InvalidInput, match="a keyed table with new fields or wider values go to quarantine"):
+    with pytest.raises(InvalidInput, match="a keyed table does not support on_new_field and on_type_conflict"):
         load(project.file)
 
 

@@ -269,7 +269,7 @@ def test_writing_the_same_split_again_succeeds_and_another_one_conflicts(store: 
         )
 
     assert write(1) == write(1)
-    with pytest.raises(CommitConflict, match=r"splits/7200/one\.parquet: the split id is taken"):
+    with pytest.raises(CommitConflict, match=r"splits/7200/one\.parquet: another object has this id"):
         write(2)
 
 

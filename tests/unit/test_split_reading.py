@@ -119,7 +119,7 @@ def test_another_split_of_the_same_shape_in_its_place_is_corrupt(store: MemorySt
     store.put(add.path, data, Overwrite())
     with pytest.raises(Corrupt, match="expected"):
         read_split(store, add)
-    with pytest.raises(Corrupt, match=f"the object there says that it is {other.path}"):
+    with pytest.raises(Corrupt, match=f"the object is a copy of {other.path}"):
         read_split(store, replace(add, size=other.size, footerXxh3=None), ["count"])
 
 

@@ -136,7 +136,7 @@ def _require_credible(data: bytes | memoryview) -> None:
             continue
         for length, claimed in claims_of(message):
             if claimed > _MOST_EXPANSION * length:
-                raise ValueError(f"a buffer of {length} bytes claims to hold {claimed}")
+                raise ValueError(f"a buffer of {length} bytes claims to expand to {claimed} bytes")
 
 
 def claims_of(message: pa.ipc.Message) -> Iterator[tuple[int, int]]:
@@ -512,7 +512,7 @@ def decode_receipt(data: bytes, key: str, entry_id: str | None) -> Receipt:
     """
     found = _decoded(data, key, entry_id)
     if not isinstance(found, Receipt):
-        raise Corrupt(f"{key}: not a receipt of the quarantine. Restore the object from a copy", key=key)
+        raise Corrupt(f"{key}: the object is not a quarantine receipt. Restore the object from a copy", key=key)
     return found
 
 

@@ -205,7 +205,7 @@ class _Types:
             return _PRIMITIVES[name], 1
         found = self._named.get(_short(name))
         if found is None:
-            raise ValueError(f"{name!r} is not declared, or within itself")
+            raise ValueError(f"the type {name!r} is not declared, or contains itself")
         return found
 
     def _declared(self, schema: dict[str, Any], depth: int) -> tuple[int, int]:
@@ -213,7 +213,7 @@ class _Types:
         if kind in ("array", "map"):
             least, parts = self.measured(schema["items" if kind == "array" else "values"], depth)
             if kind == "array" and least == 0:
-                raise ValueError("an array of values that take no byte")
+                raise ValueError("the values of an array have no bytes")
             return 1, 1 + parts
         if kind not in ("record", "error", "enum", "fixed"):
             return self.measured(kind, depth)
@@ -231,7 +231,7 @@ class _Types:
         if schema["type"] == "fixed":
             size = schema["size"]
             if not isinstance(size, int) or not 0 <= size <= LARGEST_FIXED:
-                raise ValueError(f"a value of {size!r} bytes")
+                raise ValueError(f"a fixed type has the invalid size {size!r}")
             return size, 1
         fields = [self.measured(each["type"], depth) for each in schema["fields"]]
         return sum(least for least, _ in fields), 1 + sum(parts for _, parts in fields)
@@ -365,7 +365,7 @@ def inspect(data: bytes, where: str) -> Container:
     if (
         records or expanded
     ) and not 0 < records * least <= expanded:  # a decoder would run without end on records without bytes
-        raise Corrupt(f"{where}: claims {records} records in {expanded} bytes", key=where)
+        raise Corrupt(f"{where}: the file claims {records} records in {expanded} bytes", key=where)
     return Container(schema=schema, codec=codec, records=records, blocks=tuple(blocks), expanded_bytes=expanded)
 
 
@@ -391,7 +391,7 @@ def read_records(data: bytes, where: str, inspected: Container | None = None) ->
         for block in fastavro.block_reader(io.BytesIO(data)):
             found.extend(cast("dict[str, Any]", record) for record in block)
             if block.bytes_.read(1):  # type: ignore[attr-defined]  # its stub lacks it
-                raise Corrupt(f"{where}: a block of {block.num_records} records holds more than them", key=where)
+                raise Corrupt(f"{where}: a block of {block.num_records} records has more bytes after them", key=where)
     except (*_DAMAGE, SchemaParseException, UnknownType) as error:
         raise Corrupt(f"{where}: damaged Avro file: {type(error).__name__}: {error}", key=where) from error
     return found
@@ -551,7 +551,7 @@ def _header(cursor: _Cursor) -> tuple[bytes, str]:
     found: dict[bytes, bytes] = {}
     for key, value in _pairs(cursor):
         if key in found:
-            raise Corrupt(f"{cursor.where}: {quoted(key)} stands twice in the header", key=cursor.where)
+            raise Corrupt(f"{cursor.where}: {quoted(key)} occurs twice in the header", key=cursor.where)
         found[key] = value
         if key == CHECKSUM_KEY.encode():
             cursor.require_checksum(value)
@@ -593,7 +593,7 @@ def require_fits(count: int) -> None:
     """Raise `InvalidInput` if there are more entries than one object of a state may contain."""
     if count > MAX_ENTRIES_PER_MANIFEST:
         raise InvalidInput(
-            f"a manifest holds at most {MAX_ENTRIES_PER_MANIFEST:,} entries, found {count:,}. Write several"
+            f"a manifest has {count:,} entries. The limit is {MAX_ENTRIES_PER_MANIFEST:,}. Write several manifests"
         )
 
 

@@ -205,7 +205,7 @@ def decode_progress(data: bytes, where: str) -> list[ProgressRow]:
         apps = found.column("appId").cast(pa.string())
         numbers = [found.column(name).cast(pa.int64()) for name in ("version", "lastUpdated")]
     except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise Corrupt(f"{where}: expected transactions, found other columns: {error}", key=where) from error
+        raise Corrupt(f"{where}: the columns are not those of transactions: {error}", key=where) from error
     if apps.null_count:
         raise Corrupt(f"{where}: a transaction without an appId", key=where)
     return list(zip(apps.to_pylist(), *(column.to_pylist() for column in numbers), strict=True))
@@ -369,9 +369,7 @@ def decode_state(data: bytes, where: str) -> StateManifest:
             protocol_version=record.get("protocolVersion") or STATE_PROTOCOL_VERSION,
         )
     except (KeyError, TypeError, AttributeError) as error:
-        raise Corrupt(
-            f"{where}: the state lacks a field it needs, or has another in its place: {error}", key=where
-        ) from error
+        raise Corrupt(f"{where}: a field of the state is missing or has a wrong type: {error}", key=where) from error
 
 
 def _manifest_record(info: ManifestInfo) -> dict[str, object]:

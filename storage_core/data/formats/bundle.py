@@ -358,9 +358,13 @@ def unpack_translation(
     )
     for number, (rows, dropped) in enumerate(zip(inputs, found.dropped, strict=not gathered)):
         if dropped and dropped.max() >= rows:
-            raise _corrupt_translation(where, f"row {dropped.max()} of input {number} was dropped, which has {rows}")
+            raise _corrupt_translation(
+                where, f"row {dropped.max()} of input {number} was dropped, but the input has {rows} rows"
+            )
     if len(found.order) and int(found.order.max()) >= len(inputs):
-        raise _corrupt_translation(where, f"a row of input {found.order.max()} of {len(inputs)}")
+        raise _corrupt_translation(
+            where, f"a row is from input {found.order.max()}, but there are only {len(inputs)} inputs"
+        )
     counts = found.moved
     if counts.ravel().tolist() != list(moved):
         raise _corrupt_translation(where, "rows of an input are in other outputs than the log records")
@@ -370,7 +374,9 @@ def unpack_translation(
         if count + len(found.dropped[number]) != inputs[number]:
             gone = len(found.dropped[number])
             raise _corrupt_translation(
-                where, f"{count} rows of input {number} moved and {gone} dropped, of {inputs[number]}"
+                where,
+                f"{count} rows of input {number} moved and {gone} were dropped, but the input has "
+                f"{inputs[number]} rows",
             )
     return found
 
@@ -379,7 +385,7 @@ def _require_each_once(found: TranslationMap, rows: Numbers, where: str) -> None
     """Raise `Corrupt` unless each output row has a different input row that exists."""
     counts = np.array(found.input_rows, np.int64)
     if (rows >= counts[found.order]).any():
-        raise _corrupt_translation(where, "a row that its input does not have")
+        raise _corrupt_translation(where, "a row is not in its input")
     if len(np.unique((np.cumsum(counts) - counts)[found.order] + rows)) != len(rows):
         raise _corrupt_translation(where, "a row of an input is in two places")
 

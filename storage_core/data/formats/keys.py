@@ -410,7 +410,7 @@ class IdsKey:
 def raw_ids_key(ids: IdsKey) -> str:
     """Return the key of record ids. Raises `InvalidInput` for parts out of range."""
     if ids.first_ms > ids.last_ms:
-        raise InvalidInput(f"record ids are named by two moments and a checksum, found {ids}")
+        raise InvalidInput(f"the first time of record ids is after the last time: {ids}")
     return KINDS[KeyKind.RAW_IDS].key(**asdict(ids))
 
 

@@ -116,7 +116,7 @@ def reversed_name(number: int) -> str:
     Raises `InvalidInput` for zero, because no object has the number zero.
     """
     if not 1 <= number <= MAX_NUMBER:
-        raise InvalidInput(f"numbered objects start at 1 and end at 2**64 - 1, found {number}", number=number)
+        raise InvalidInput(f"{number} is not a number of an object. Give a number from 1 to 2**64 - 1", number=number)
     return format(number, "064b")[::-1]
 
 
@@ -126,7 +126,7 @@ def number_of(name: str) -> int:
         raise InvalidInput(f"expected 64 characters, each 0 or 1, found {name!r}", name=name)
     number = int(name[::-1], 2)
     if number == 0:
-        raise InvalidInput("64 zeros name nothing: numbered objects start at 1", name=name)
+        raise InvalidInput("64 zeros are not a number of an object. The first number is 1", name=name)
     return number
 
 
@@ -160,7 +160,7 @@ def _numbers(what: str, least: int = 0, most: int = _LARGEST, *, digits: int = 0
     def bounded(number: int) -> int:
         if not least <= number <= most:
             shown = "2**63 - 1" if most == _LARGEST else most
-            raise InvalidInput(f"{what} are {least} to {shown}, found {quoted(number)}", found=number)
+            raise InvalidInput(f"{quoted(number)} is out of range: {what} are {least} to {shown}", found=number)
         return number
 
     pattern, spec = (f"[0-9]{{{digits}}}", f"0{digits}d") if digits else (r"0|[1-9][0-9]{0,18}", "d")

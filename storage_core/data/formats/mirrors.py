@@ -312,7 +312,7 @@ def iceberg_key(location: str, root: str) -> str:
     Raises `ValueError` for a location outside the table.
     """
     if not location.startswith(f"{root}/"):
-        raise ValueError(f"{location} is not below {root}")
+        raise ValueError(f"{location} is not in the folder {root}")
     return location[len(root) + 1 :]
 
 

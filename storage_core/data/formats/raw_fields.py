@@ -79,7 +79,7 @@ def encode_fields(fields: Mapping[str, object]) -> str:
     written: dict[str, object] = {}
     for name, value in fields.items():
         if not isinstance(name, str):
-            raise InvalidInput(f"the name of a field is text, found {name!r}")
+            raise InvalidInput(f"the name of a field is {name!r}. It must be text")
         try:
             written[_escaped(name)] = _plain(value)
         except (TypeError, ValueError, RecursionError) as error:
@@ -112,7 +112,9 @@ def decode_fields(text: str) -> dict[str, Any]:
     try:
         found = _DECODE(text)
     except (ValueError, TypeError, LookupError, OverflowError, InvalidOperation, RecursionError) as error:
-        raise InvalidInput(f"the fields are not what a raw log holds: {error}: {quoted(text)}") from error
+        raise InvalidInput(
+            f"the fields of the record are not valid JSON of a raw log: {error}: {quoted(text)}"
+        ) from error
     if not isinstance(found, dict):
         raise InvalidInput(f"the fields are not an object: {quoted(text)}")
     return found
@@ -155,7 +157,7 @@ def _plain(value: object) -> object:
         case list() | tuple() | np.ndarray():
             return _array(list(value))
         case _:
-            raise TypeError(f"a raw log has no form for {type(value).__name__}. Convert it first")
+            raise TypeError(f"a raw log cannot store a value of the type {type(value).__name__}. Convert it first")
 
 
 def _time(value: np.datetime64 | dt.date) -> object:
@@ -224,7 +226,7 @@ def _restored(pairs: list[tuple[str, Any]]) -> Any:
 def _digits(text: str) -> Digits:
     found = Digits(text)
     if not math.isfinite(found.as_float()):
-        raise ValueError(f"{quoted(text)} is beyond every float")
+        raise ValueError(f"{quoted(text)} is too large for a float")
     found.as_decimal()  # raises an error if the exponent is not valid for a decimal
     return found
 
@@ -264,7 +266,10 @@ def _require_form(text: str, form: str) -> None:
     The comparison is needed because `fromisoformat` drops nanoseconds and accepts forms that other readers refuse.
     """
     if text != form:
-        raise ValueError(f"{text!r} is not of the form of {form!r}: to the microsecond, a moment with a zone in UTC")
+        raise ValueError(
+            f"{text!r} is not a valid time. Write it as {form!r}, in UTC if it has a zone, with at most 6 "
+            "digits of a second"
+        )
 
 
 def _unfinite(text: str) -> float:

@@ -215,7 +215,7 @@ def _decode(text: str, type_: pa.DataType) -> Value:
     if kinds.is_timestamp(type_):
         instant = datetime.fromisoformat(text)
         if (instant.tzinfo is None) != (type_.tz is None):
-            return _refuse("a zone exactly when the column has one")
+            return _refuse("a time zone if the column has one, and no zone otherwise")
         return instant
     if kinds.is_dictionary(type_):
         return _decode(text, type_.value_type)

@@ -151,8 +151,8 @@ def default_text(value: object, field: pa.Field) -> str:
     text = text_of_bound(found)
     if text is None or len(text) > LONGEST_DEFAULT:
         raise InvalidInput(
-            f"the default of column {field.name!r} is {quoted(str(value))}. It must be a value, a time between the "
-            f"years 1 and 9999, or at most {LONGEST_DEFAULT} characters",
+            f"the default of column {field.name!r} is {quoted(str(value))}, which is too long or not a valid value. "
+            f"Give at most {LONGEST_DEFAULT} characters, and a time between the years 1 and 9999",
             column=field.name,
         )
     return text

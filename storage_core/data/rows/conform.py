@@ -115,9 +115,9 @@ def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         if column.type == pa.timestamp("ns", column.type.tz if pa.types.is_timestamp(column.type) else None):
             raise InvalidInput(
-                f"column {field.name!r}: a value of type {type_text(column.type)} does not fit {type_text(field.type)} "
-                "exactly: it has digits below the microsecond. Round it. If it is INT96 of a Parquet file, read the "
-                "file with coerce_int96_timestamp_unit='us'.",
+                f"column {field.name!r}: a value of type {type_text(column.type)} does not fit "
+                f"{type_text(field.type)} exactly, because it has digits below the microsecond. Round it. For INT96 "
+                "values of a Parquet file, read the file with coerce_int96_timestamp_unit='us'.",
                 column=field.name,
             ) from error
         raise InvalidInput(
@@ -159,7 +159,7 @@ def _decoded(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
 
 def _hint(source: pa.DataType, target: pa.DataType) -> str:
     if pa.types.is_timestamp(source) and pa.types.is_timestamp(target):
-        return "Only one of them names an instant: drop the time zone yourself"
+        return "Only one of these types has a time zone. Convert the values to the other type before writing"
     return "Convert it before writing"
 
 

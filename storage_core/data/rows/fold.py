@@ -259,7 +259,7 @@ class _Given:
         known = pa.array([*own, *map(merging, maps)], pa.string())
         unknown = pc.unique(names.filter(pc.invert(pc.is_in(names, known)))).to_pylist()
         if unknown:
-            raise InvalidInput(f"records name the fields {unknown}. The table has {own}", fields=unknown)
+            raise InvalidInput(f"records contain the unknown fields {unknown}. The table has {own}", fields=unknown)
         self._columns = {name: code for code, name in enumerate(known.to_pylist())}
         self._codes: Positions = pc.index_in(names, known).to_numpy(zero_copy_only=False)
         self._merging = {name for name in maps if self._names(merging(name)).any()}
@@ -294,7 +294,7 @@ class _Given:
 def _check_record_columns(records: pa.Table) -> None:
     missing = {OPERATION, FIELDS} - set(records.column_names)
     if missing:
-        raise InvalidInput(f"records need the columns {sorted(missing)}. Found {records.column_names}")
+        raise InvalidInput(f"records lack the columns {sorted(missing)}. They have {records.column_names}")
 
 
 def _operations(records: pa.Table) -> npt.NDArray[np.int8]:

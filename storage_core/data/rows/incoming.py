@@ -96,10 +96,10 @@ def _scalar(value: Any) -> object:
         found = float(value)
         if found == value or np.isnan(value):
             return found
-        raise ValueError(f"{value} has more digits than a float of 64 bits, or is greater. Round it")
+        raise ValueError(f"{value} does not fit into a 64-bit float. Round it")
     if value.dtype.kind in _KEPT:
         return value.item()
-    raise TypeError(f"a value of NumPy's type {value.dtype} does not fit a column. Convert it first")
+    raise TypeError(f"no column can store a value of the NumPy type {value.dtype}. Convert it first")
 
 
 def _time(value: np.datetime64) -> dt.datetime:
@@ -146,8 +146,8 @@ def reject_lossy_columns(rows: object) -> None:
             for each in _inside(type_):
                 if (found := type(each).__name__) in _OF_POLARS:
                     raise InvalidInput(
-                        f"column {quoted(name)} has the type {found} of Polars, which Arrow data does not have. "
-                        f"Cast it first, for example to {_OF_POLARS[found]}.",
+                        f"column {quoted(name)} has the Polars type {found}, which Arrow does not support. Cast it "
+                        f"first, for example to {_OF_POLARS[found]}.",
                         column=name,
                     )
 
@@ -242,14 +242,14 @@ def _refusal(values: Sequence[object], type_: pa.DataType) -> str:
             ):
                 return f"{quoted(each)} is out of its range. Use a column of a larger type"
             if is_vector(type_) and isinstance(each, list | tuple | np.ndarray) and len(each) != type_.list_size:
-                return f"{quoted(each)}, expected {type_.list_size}. Give this many numbers"
-            return f"{quoted(each)} is of the type {type(each).__name__}. Convert it first"
+                return f"{quoted(each)} has the wrong length. Give {type_.list_size} numbers"
+            return f"{quoted(each)} has the type {type(each).__name__}. Convert it first"
     return "the values are of several types. Convert them to one type first"
 
 
 def _require_lists(values: Sequence[object]) -> None:
     if refused := sorted(kind.__name__ for kind in {*map(type, values)} if issubclass(kind, _NO_VECTORS)):
-        raise TypeError(f"a vector is a list or an array of numbers, found {refused[0]}")
+        raise TypeError(f"a vector has the type {refused[0]}. Give a list or an array of numbers")
 
 
 def _scaled(values: Sequence[object], type_: pa.DataType) -> list[object]:
@@ -348,7 +348,7 @@ def _pairs(value: object) -> list[tuple[object, object]]:
 
 # Data frames.
 
-_NO_ONE_TYPE = "holds values of no one type, or of a type that a table lacks. Convert it to one type"
+_NO_ONE_TYPE = "contains values of several types, or of a type that a table does not support. Convert it to one type"
 
 
 def is_frame(rows: object) -> bool:
@@ -379,8 +379,8 @@ def _is_a(rows: object, library: str, kind: str) -> bool:
 def _of_pandas(frame: Any) -> pa.Table:
     if frame.index.name is not None or frame.index.nlevels > 1 or frame.index.dtype.kind not in "iu":
         raise InvalidInput(
-            "the data frame has an index, which is not a column of a table: reset_index() makes it one, "
-            "reset_index(drop=True) leaves it out"
+            "the data frame has an index, which a table cannot store. To store it as a column, use reset_index(). To "
+            "leave it out, use reset_index(drop=True)"
         )
     names = [str(each) for each in frame.columns]
     if twice := sorted(repeated(names)):
@@ -568,7 +568,7 @@ def _broken(rows: object, error: Exception) -> TidemarkError:
         return unavailable(what, error)
     is_own = type(error).__module__.partition(".")[0] not in _LIBRARIES
     said = f": {shortened(str(error))}" if is_own and str(error) else ""
-    return InvalidInput(f"{what} broke off with {type(error).__name__}{said}. Correct the source of the rows")
+    return InvalidInput(f"{what} failed with {type(error).__name__}{said}. Correct the source of the rows")
 
 
 def require_each_once(names: Sequence[str]) -> None:
@@ -582,8 +582,8 @@ def _listed(rows: object) -> list[Mapping[str, object]]:
     if isinstance(rows, Iterable) and all(isinstance(each, Mapping) for each in listed):
         return listed
     raise InvalidInput(
-        f"rows are mappings of column to value, Arrow data or a data frame, found {type(rows).__name__}. Give one of "
-        "these"
+        f"the rows are of the type {type(rows).__name__}. Give mappings of columns to values, Arrow data or a data "
+        "frame"
     )
 
 

@@ -342,7 +342,7 @@ def size_of_key(value: object) -> int:
 
 def too_long(name: str, size_bytes: int) -> str:
     """Return the error text for a value of this size in the key column."""
-    return f"column {name!r}: a value of {size_bytes} bytes is too long for a key, which holds at most {MAX_KEY_BYTES}"
+    return f"column {name!r}: a value of {size_bytes} bytes is too long for a key. The limit is {MAX_KEY_BYTES} bytes"
 
 
 def require_short_keys(rows: pa.Table, key: Sequence[str]) -> None:

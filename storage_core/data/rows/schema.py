@@ -191,7 +191,7 @@ def _to_spark(type_: pa.DataType, where: str) -> str | dict[str, Any]:
         return {"type": "array", "elementType": _to_spark(type_.value_type, f"{where}.element"), "containsNull": True}
     supported = [*_ARROW_BY_SPARK, "decimal(p,s)", "array", "struct", "map", "a list of float32 of a fixed size"]
     raise InvalidInput(
-        f"column {where!r} has the type {type_}, which tables do not hold. Use one of {', '.join(supported)}",
+        f"column {where!r} has the type {type_}, which tables do not support. Use one of {', '.join(supported)}",
         column=where,
     )
 
@@ -209,7 +209,9 @@ def _fields_from_spark(struct: Mapping[str, Any], where: str) -> Iterator[pa.Fie
                 f"the schema string has a field without name or type: {shortened(repr(field), 80)}"
             ) from error
         if not isinstance(name, str) or not _is_unicode(name) or name in seen:
-            raise InvalidInput(f"the schema string names a column {quoted(name)}: twice, or no valid text")
+            raise InvalidInput(
+                f"the column name {quoted(name)} in the schema string occurs twice, or is not valid text"
+            )
         seen.add(name)
         kind = _from_spark(type_, f"{where}{name}")
         metadata = {} if where else field.get("metadata") or {}

@@ -139,7 +139,7 @@ def parse_sort_schema(text: str, time_column: str | None = None) -> SortSchema:
         InvalidInput: The text is invalid. The error quotes the text and describes the fault.
     """
     if not isinstance(text, str):
-        raise InvalidInput(f"a sort schema is text such as service|timestamp/V2, found {text!r}. Give a text")
+        raise InvalidInput(f"the sort schema is {text!r}. Give a text such as service|timestamp/V2")
     try:
         named, nulls_first = _split_nulls(text)
         name, rest = _split_name(named)
@@ -229,7 +229,7 @@ def _split_cutoff(body: str) -> tuple[tuple[SortColumn, ...], int | None]:
     if not marker:
         return _columns(before), None
     if "&" in after:
-        raise InvalidInput("it has more than one '&'. One cutoff applies to all columns after it")
+        raise InvalidInput("it has more than one '&'. Keep one, which applies to all columns after it")
     if not before:
         raise InvalidInput("'&' is on the first column, which leaves no column to compare. Move it to the right")
     if before.endswith("|"):
@@ -264,7 +264,7 @@ def _column(token: str) -> SortColumn:
     full_name, direction = _split_direction(token, named, colon_direction)
     name, type_ = _split_type(token, full_name, long_type)
     if not name:
-        raise InvalidInput("a column has no name. Write a name between the signs")
+        raise InvalidInput("a column has no name. Write a name between two '|'")
     return SortColumn(
         name=name,
         type=type_ or _default_type(name),
@@ -298,7 +298,7 @@ def _split_type(token: str, full_name: str, long_type: str | None) -> tuple[str,
         raise InvalidInput(f"column {token!r} has the type {long_type!r}. Use one of {', '.join(_TYPE_BY_LONG_NAME)}")
     if short is not None and short != written:
         raise InvalidInput(
-            f"column {token!r} has the type {short} by its suffix, and {written} by its type. Keep one of them"
+            f"column {token!r} has the type {short} in its suffix, but also the type {written}. Keep one of them"
         )
     return (name if short else full_name), written
 
@@ -310,20 +310,23 @@ def _check(columns: tuple[SortColumn, ...]) -> None:
     stamps = [i for i, name in enumerate(names) if name in TIMESTAMP_NAMES]
     if len(stamps) != 1:
         raise InvalidInput(
-            "exactly one timestamp column is needed. End the columns with |timestamp or the time column's own name"
+            "it needs exactly one timestamp column. End the columns with |timestamp or |NAME of the time column"
         )
     stamp = columns[stamps[0]]
     if not stamp.descending or stamp.type != "int64":
-        raise InvalidInput(f"the column {stamp.name!r} is ordered newest first and holds instants. Leave it bare")
+        raise InvalidInput(
+            f"the timestamp column {stamp.name!r} always has the newest first. Write only its name, without a "
+            "direction or a type"
+        )
     behind = names[stamps[0] + 1 :]
     if behind not in ([], [TIEBREAKER]):
         raise InvalidInput(
-            f"{behind} come after the timestamp, where only {TIEBREAKER!r} may stand. Move them before the timestamp"
+            f"{behind} come after the timestamp, where only {TIEBREAKER!r} is allowed. Move them before the timestamp"
         )
     if SERIES in names:
         tags = names[names.index(SERIES) + 1 : stamps[0]]
         if tags:
-            raise InvalidInput(f"{tags} come after {SERIES!r}, which already stands for all tags. Move them before it")
+            raise InvalidInput(f"{tags} come after {SERIES!r}, which already means all tags. Move them before it")
 
 
 # The order of a table.
@@ -427,7 +430,8 @@ def _bind_sort_schema(text: str, time_column: str, schema: pa.Schema) -> SortOrd
         _check_type(column, field, text)
         if name in names:
             raise InvalidInput(
-                f"the sort schema {text!r} orders by {name!r} twice: it is the timestamp. Name it once", column=name
+                f"the sort schema {text!r} contains the time column {name!r} twice. Write it only as the timestamp",
+                column=name,
             )
         names[name] = column
     compared = set(parsed.compared)
@@ -475,7 +479,8 @@ _FITS: Mapping[ColumnType, Callable[[pa.DataType], bool]] = {
 def _check_type(column: SortColumn, field: pa.Field, text: str) -> None:
     if column.typed_explicitly and not _FITS[column.type](field.type):
         raise InvalidInput(
-            f"the sort schema {text!r} declares {field.name!r} as {column.type}, and the table has {field.type}",
+            f"the sort schema {text!r} declares {field.name!r} as {column.type}, but the column has the type "
+            f"{field.type}. Correct the type",
             column=field.name,
         )
 

@@ -71,7 +71,7 @@ def refuse_text(values: Sequence[object], type_: pa.DataType, path: str) -> None
     text = next((each for each in values if isinstance(each, str)), None) if is_timed(type_) else None
     if text is not None:
         raise ValueError(
-            f"{quoted(text)} in {path.lstrip('.')} is text. Write dates and times inside of a column as date and "
+            f"{quoted(text)} in {path.lstrip('.')} is text. Give dates and times in nested columns as date and "
             "datetime values"
         )
 

@@ -288,7 +288,7 @@ def _require_typed_keys(schema: pa.Schema) -> None:
     for field in schema:
         if any(has_untyped_keys(entries) for entries in _entries(field.type)):
             raise InvalidInput(
-                f"column {field.name!r} contains a map of maps whose keys have no type. {TYPED_KEYS}", column=field.name
+                f"column {field.name!r} contains a map of maps with untyped keys. {TYPED_KEYS}", column=field.name
             )
 
 

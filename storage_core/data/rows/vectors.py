@@ -119,11 +119,13 @@ def vector_of(kind: pa.DataType, dimensions: object, name: str) -> pa.DataType:
     The metadata of its field contains `dimensions`. Raises `InvalidInput`.
     """
     if not pa.types.is_list(kind) or kind.value_type != pa.float32():
-        raise InvalidInput(f"column {name!r} is a vector and has the type {kind}, expected array<float>", column=name)
+        raise InvalidInput(
+            f"column {name!r} is a vector, but has the type {kind}. Declare the type array<float>", column=name
+        )
     if type(dimensions) is not int or not _is_size(dimensions):
         raise InvalidInput(
-            f"column {name!r} is a vector of {quoted(dimensions)} numbers, expected 1 to {MOST_DIMENSIONS}"
-            ". Give a number in this range",
+            f"column {name!r} is a vector with {quoted(dimensions)} dimensions. Give a number from 1 to "
+            f"{MOST_DIMENSIONS}",
             column=name,
         )
     return vector_type(dimensions)
@@ -187,8 +189,8 @@ def require_dimensions(column: pa.ChunkedArray, field: pa.Field) -> None:
         row = int(wrong.argmax())
         found = len(column[row])
         raise InvalidInput(
-            f"column {field.name!r}, row {row}: a vector of {found} numbers, the table has {type_text(field.type)}. "
-            "Write vectors of that size",
+            f"column {field.name!r}, row {row}: the vector has {found} numbers, but the column has the type "
+            f"{type_text(field.type)}. Write vectors of that size",
             column=field.name,
             row=row,
         )

@@ -51,8 +51,8 @@ class WindowRange:
         if one and window_seconds is not None and all(bounds[0] % each for each in (window_seconds, *former)):
             holder = bounds[0] - bounds[0] % window_seconds
             raise InvalidInput(
-                f"no window starts at {window_name(bounds[0])}. The one that holds it is {window_name(holder)}: "
-                f"windows of this table are {window_seconds} s long",
+                f"no window starts at {window_name(bounds[0])}. Windows of this table are {window_seconds} s long. "
+                f"Give {window_name(holder)}, the window that contains this time",
                 window=holder,
             )
 

@@ -64,7 +64,7 @@ def validate_duration(seconds: int, *, coarse: bool = False) -> int:
     minutes = ", ".join(str(each // 60) for each in sorted(WINDOW_SECONDS))
     if seconds in COARSE_WINDOW_SECONDS:
         raise InvalidInput(
-            f"a window of {seconds} s is coarse. Ask for a coarse window, or use one of {minutes} minutes",
+            f"a window of {seconds} s is a coarse window. Set coarse_window: true, or use one of {minutes} minutes",
             window_seconds=seconds,
         )
     hours = ", ".join(str(each // 3600) for each in sorted(COARSE_WINDOW_SECONDS))
@@ -185,7 +185,10 @@ class LateRule:
         """
         times = rows.column(self.time_column)
         if not pa.types.is_timestamp(times.type) or times.type.unit != "us":
-            raise InvalidInput(f"{self.time_column!r}: lateness needs timestamps in microseconds, found {times.type}")
+            raise InvalidInput(
+                f"the time column {self.time_column!r} has the type {times.type}. Late rows need timestamps in "
+                "microseconds"
+            )
         # A time without a zone is UTC, and a time with a zone is an instant. The ticks are comparable in both cases.
         ticks = times.cast(pa.int64())
         arrived = pa.scalar(arrived_ms, pa.int64()) if isinstance(arrived_ms, int) else arrived_ms
@@ -253,8 +256,8 @@ def check_partitions(fields: Sequence[PartitionField], schema: pa.Schema, primar
         value_type(field, schema.field(field.column).type)
         if field.transform is not PartitionTransform.IDENTITY and field.name.casefold() in folded:
             raise InvalidInput(
-                f"partition_by {field.text} has the name {field.name!r} in the log, but the table has a column of this "
-                "name. Rename that column",
+                f"partition_by {field.text} needs the name {field.name!r}, but the table has a column of this name. "
+                "Rename that column",
                 column=field.name,
             )
         if primary_key and field.column not in primary_key:

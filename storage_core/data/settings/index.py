@@ -44,7 +44,7 @@ class IndexDefinition:
         if self.kind not in kinds:
             raise InvalidInput(choice_of(f"index {self.name!r}: kind", self.kind, kinds), at=("kind",))
         if not INDEX_NAME.fullmatch(self.name):
-            raise InvalidInput(f"index name {self.name!r}: use 1 to 63 letters, digits, '_' and '-'")
+            raise InvalidInput(f"{self.name!r} is not a name of an index. Use 1 to 63 letters, digits, '_' and '-'")
         if not self.columns:
             raise InvalidInput(f"index {self.name!r} covers no column. Name at least one column")
 
@@ -60,7 +60,8 @@ class IndexDefinition:
         if self.columns != tuple(primary_key):
             wanted = f"Name the columns of the table's primary_key in this order: {list(primary_key)}"
             raise InvalidInput(
-                f"index {self.name!r}: columns of kind primary_key: found {list(self.columns)}. {wanted}"
+                f"index {self.name!r}: an index of the kind primary_key cannot have the columns "
+                f"{list(self.columns)}. {wanted}"
             )
         if self.options:
             raise InvalidInput(
@@ -196,11 +197,10 @@ def _refused(index: str, reason: str) -> InvalidInput:
 
 def _read(given: object) -> tuple[IndexDefinition, ...]:
     """Return the definitions in a list of records or mappings, or in the JSON text of a list."""
-    given = from_json(given, "indexes are a JSON list of name, kind, columns and maybe options")
+    given = from_json(given, "indexes must be a JSON list of mappings with name, kind, columns and optional options")
     if not isinstance(given, list | tuple):
         raise InvalidInput(
-            f"a list of definitions is wanted, found {quoted(given)}"
-            ". Write a list with a name, a kind and columns for each index"
+            f"the indexes are {quoted(given)}. Write a list with a name, a kind and columns for each index"
         )
     return tuple(each_of(_definition, given))
 
@@ -210,7 +210,7 @@ def _definition(index: object) -> IndexDefinition:
     if isinstance(index, IndexDefinition):
         return index
     if not isinstance(index, Mapping):
-        raise InvalidInput(f"an index is a mapping with name, kind and columns, found {index!r}. Write it as a mapping")
+        raise InvalidInput(f"an index is {index!r}. Write a mapping with name, kind and columns")
     given = beside_kind(index)
     known = ("name", "kind", "columns", "options")
     if unknown := [each for each in given if each not in known]:

@@ -143,7 +143,7 @@ class CompactionSettings:
         known = settings_of(CompactionSettings).keys()
         if not known >= body.keys():
             raise InvalidInput(
-                f"{COMPACTION_KEY}: expected an object of {', '.join(sorted(known))}. Found {quoted(text)}",
+                f"{COMPACTION_KEY}: {quoted(text)} has unknown settings. The settings are {', '.join(sorted(known))}",
                 key=COMPACTION_KEY,
             )
         for name, value in body.items():
@@ -232,7 +232,7 @@ def partition_field(text: str) -> PartitionField:
             return PartitionField(found[3], transform, parameter)
     known = ", ".join(f"{each}[n](column)" if each in _WITH_PARAMETER else f"{each}(column)" for each in _others())
     raise InvalidInput(
-        f"partition_by has {quoted(text)}. Expected the name of a column, or one of {known}, n from 1 to 2**31 - 1",
+        f"partition_by has {quoted(text)}. Give the name of a column, or one of {known}, with n from 1 to 2**31 - 1",
         field=text,
     )
 
@@ -320,9 +320,11 @@ class RegionSpec:
         """Raise `InvalidInput` for an invalid id, two fields with the same id, and fields in spec 1."""
         names = [each.field_id for each in self.fields]
         if not WHOLE_TABLE_SPEC <= self.id < 2**32 or (self.fields and self.id == WHOLE_TABLE_SPEC):
-            raise InvalidInput(f"a region spec has an id from 2 to 2**32 - 1, or 1 without fields. Found {self.id}")
+            raise InvalidInput(
+                f"the id of a region spec is {self.id}. Give 2 to 2**32 - 1, or 1 for a spec without fields"
+            )
         if len(set(names)) != len(names):
-            raise InvalidInput(f"region fields of one spec need ids of their own, found {names}")
+            raise InvalidInput(f"the region fields {names} have the same id. Give each field its own id")
 
 
 WHOLE_TABLE = RegionSpec()
@@ -363,7 +365,7 @@ def check_specs(specs: tuple[RegionSpec, ...]) -> tuple[RegionSpec, ...]:
     """
     ids = [each.id for each in specs]
     if not ids or ids != sorted(set(ids)):
-        raise InvalidInput(f"a table has region specs with ascending ids, the current one last. Found the ids {ids}")
+        raise InvalidInput(f"the region specs have the ids {ids}. The ids must ascend, with the current spec last")
     return specs
 
 

@@ -158,7 +158,7 @@ def parse_instant(text: str) -> datetime:
         return datetime.strptime(text, INSTANT_FORMAT).replace(tzinfo=UTC)
     except ValueError as error:
         raise InvalidInput(
-            f"{text!r} is not a time like 2015-05-17T00:00 (UTC, no zone, no seconds). Write it in this form"
+            f"{text!r} is not a time. Write it as 2015-05-17T00:00 (UTC, without zone and seconds)"
         ) from error
 
 
@@ -303,10 +303,10 @@ class Change(StrEnum):
     If somebody tries to change the setting in another way, the error ends with this text.
     """
 
-    ALTER = "is changed by `Table.alter`, `tidemark alter` or the declaration"
+    ALTER = "cannot be changed this way. Use `Table.alter`, `tidemark alter` or the declaration"
     NEVER = "cannot be changed after the table was created. For another value, make a new table"
-    REGIONS = "cannot be changed this way: use `Table.set_regions`"
-    WINDOW = "cannot be changed this way: it follows from changes of window"
+    REGIONS = "cannot be changed this way. Use `Table.set_regions`"
+    WINDOW = "cannot be changed. Tidemark sets it when the setting window changes"
 
 
 @dataclass(frozen=True, slots=True)

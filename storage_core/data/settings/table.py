@@ -93,7 +93,7 @@ class SplitCodec:
         """Raise `InvalidInput` for a level that the codec does not have."""
         most = _MOST_LEVELS.get(self.name, 0)
         if self.level is not None and not 1 <= self.level <= most:
-            has = f"has levels from 1 to {most}" if most else "has no levels. Leave it out"
+            has = f"has only levels from 1 to {most}. Give one of these" if most else "has no levels. Leave it out"
             raise InvalidInput(f"split_compression_level is {self.level}, but {self.name} {has}")
 
     @property
@@ -243,7 +243,7 @@ def _by_format(given: object) -> dict[str, object]:
     if isinstance(given, list | tuple):
         return {name: options for each in given for name, options in _by_format(each).items()}
     raise InvalidInput(
-        f"expected a format, such as delta, or a mapping of it, found {quoted(given)}. Write delta or iceberg"
+        f"{quoted(given)} is not a format. Write delta or iceberg, or a mapping from a format to its options"
     )
 
 
@@ -254,7 +254,9 @@ def _vectors(options: object) -> ShownVectors:
         case {"vectors": "none", **rest} if not rest:
             return "none"
         case _:
-            raise InvalidInput(f"delta has the option `vectors`, inline or none. Found {quoted(options)}")
+            raise InvalidInput(
+                f"the options of delta are {quoted(options)}. The only option is `vectors`, with inline or none"
+            )
 
 
 _MIRRORS: Final = {
@@ -305,7 +307,7 @@ class FeedingRawLog:
         """Raise `InvalidInput` for a raw log without a store, and for values of other types."""
         texts = (self.name, self.table, *self.stores, *self.optional)
         if not self.stores or not all(each and type(each) is str for each in texts):
-            raise InvalidInput(f"a raw log has a name, the name of the table in it, and stores. Found {self}")
+            raise InvalidInput(f"a raw log needs the texts name, table and stores. Correct {self}")
         for ms in (self.unique_for_ms, self.closed_after_ms):
             if ms is not None and (type(ms) is not int or ms < 0):
                 raise InvalidInput(f"raw log {self.name!r}: {ms!r} is not a number of milliseconds")
@@ -345,9 +347,7 @@ def _shown(raw_log: FeedingRawLog) -> dict[str, object]:
 def raw_logs_of(given: object, read: Callable[[object], FeedingRawLog] = FeedingRawLog.of) -> tuple[FeedingRawLog, ...]:
     """Return the raw logs in a list, each read by `read`. Raises `InvalidInput`."""
     if not isinstance(given, list | tuple):
-        raise InvalidInput(
-            f"raw_logs are a list of mappings with name, table and stores, found {quoted(given)}. Write such a list"
-        )
+        raise InvalidInput(f"raw_logs is {quoted(given)}. Write a list of mappings with name, table and stores")
     found = tuple(each_of(read, given))
     if twice := repeated(each.name for each in found):
         raise InvalidInput(f"raw log {twice[0]!r} is given twice. Give each once")
@@ -355,7 +355,7 @@ def raw_logs_of(given: object, read: Callable[[object], FeedingRawLog] = Feeding
 
 
 def _read_raw_logs(given: object) -> tuple[FeedingRawLog, ...]:
-    return raw_logs_of(from_json(given, "raw_logs are a JSON list of name, table and stores"), _given)
+    return raw_logs_of(from_json(given, "raw_logs must be a JSON list of mappings with name, table and stores"), _given)
 
 
 def _load(key: str, text: str) -> tuple[FeedingRawLog, ...]:
@@ -377,7 +377,7 @@ def _lacking(given: object, known: Collection[str]) -> str:
 
 def _texts(name: str, given: object) -> tuple[str, ...]:
     if not isinstance(given, list | tuple):
-        raise InvalidInput(f"{name} of a raw log is a list of places, found {quoted(given)}. Write a list")
+        raise InvalidInput(f"{name} of a raw log is {quoted(given)}. Write a list of locations")
     return tuple(given)
 
 
@@ -438,7 +438,7 @@ def _record(kind: Any) -> Form:
 
 
 def _refused(given: object) -> object:
-    raise InvalidInput(f"{given!r} is given for several settings. Give a mapping")
+    raise InvalidInput(f"{given!r} is one value for a group of settings. Give a mapping")
 
 
 _MODES: Final = Form(
@@ -565,9 +565,9 @@ class TableConfig:
             )
         coarse = self.compaction.coarsen_to
         if coarse is not None and (self.window_seconds is None or coarse % self.window_seconds):
-            has = "none" if self.window_seconds is None else f"windows of {self.window_seconds} s"
+            has = "no windows" if self.window_seconds is None else f"windows of {self.window_seconds} s"
             raise InvalidInput(
-                f"compaction.coarsen_to is {coarse} s, no multiple of the windows of the table: it has {has}"
+                f"compaction.coarsen_to is {coarse} s, and the table has {has}. Give a multiple of the window"
             )
         _distinct("former window", tuple(map(str, self.former_windows)))
         if self.partition_by:
@@ -726,9 +726,8 @@ ALTERABLE: Final = {name: each for name, each in SETTINGS.items() if each.change
 FIXED: Final = tuple(field for field, entry in _ENTRIES.items() if entry.change is not Change.ALTER)
 """The fields of `TableConfig` that `Table.alter` does not change."""
 _ELSEWHERE: Final[Mapping[str, str]] = {
-    LANDING_GROUP: "cannot be changed this way: the landing location is declared in tables/NAME.yaml",
-    "columns": "cannot be changed this way: use `Table.add_column` and similar methods, or `tidemark alter URI "
-    "add-column`",
+    LANDING_GROUP: "cannot be changed this way. Change the landing location in tables/NAME.yaml",
+    "columns": "cannot be changed this way. Use methods such as `Table.add_column`, or `tidemark alter URI add-column`",
 }
 
 
@@ -809,7 +808,7 @@ def _flat(given: Mapping[str, object], above: str = "") -> Iterator[tuple[str, o
 
 def _refusal(path: str, inner: list[str]) -> str:
     if inner and path not in _ELSEWHERE:
-        return f"{path} is a group of settings: {', '.join(inner)}. Set these, or give a mapping"
+        return f"{path} is a group of settings. Set {', '.join(inner)}, or give a mapping"
     declared = LANDING_GROUP if _group(path) == LANDING_GROUP else path
     if declared in _ELSEWHERE or path in SETTINGS:
         return f"{path} {_ELSEWHERE.get(declared) or SETTINGS[path].change}"

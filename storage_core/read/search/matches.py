@@ -170,8 +170,8 @@ class Query:
         parsed = question(definition, snapshot, SearchQuestion(query=query, syntax=syntax))
         if not isinstance(parsed, fulltext.TextQuery | Predicate):
             raise InvalidInput(
-                f"index {definition.name!r} takes an embedding, which ranks rows and matches none. Use a full-text or "
-                "bitmap index"
+                f"index {definition.name!r} is a vector index, which ranks rows but does not match them. Use a "
+                "full-text or bitmap index"
             )
         return Query(definition, parsed)
 
@@ -299,7 +299,9 @@ def bitmap_index_over(snapshot: Snapshot, by: object) -> tuple[IndexDefinition, 
         if isinstance(by, str) and by in definition.columns:
             return definition, by
     known = ", ".join(dict.fromkeys(column for each in defined for column in each.columns)) or "none"
-    raise InvalidInput(f"facets are of a column with a bitmap index ({known}), found {quoted(by)}. Name such a column")
+    raise InvalidInput(
+        f"facets need a column with a bitmap index, and {quoted(by)} has none. Name one of these columns: {known}"
+    )
 
 
 class _Facets:

@@ -336,8 +336,7 @@ def _text_index(snapshot: Snapshot, index: object, query: object) -> IndexDefini
     texts = [each for each in named if each.kind == "fulltext"] if len(named) > 1 else named
     if len(texts) != 1:
         raise InvalidInput(
-            f"snippets need one full-text index, but {quoted(index)} has {len(texts)}. "
-            "Name one of its columns alone in an index",
+            f"snippets need one full-text index, but {quoted(index)} has {len(texts)}. Name one full-text index",
             index=index,
         )
     return texts[0]

@@ -91,7 +91,7 @@ class SourcePlan:
             case "indexed":
                 return "no segment: indexed while it is read"
             case "left_out":
-                return "the filter leaves it out by the log"
+                return "not read, because the filter excludes it by the log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ class IndexPlan:
         lines += [f"  splits answered from segments: {answered:,}. Read and {how}: {len(self.scanned):,}"]
         lines += [f"  {each}" for each in first_of(self.sources, MOST_LISTED)]
         if self.judged is not None:
-            lines.append(f"  the filter was asked of {counted(self.judged, 'row')}: {self.met or 0:,} meet it")
+            lines.append(f"  the filter was evaluated for {counted(self.judged, 'row')}: {self.met or 0:,} match")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -180,8 +180,10 @@ class FilterPlan:
         if self.bitmap_indexes:
             how = "wholly" if self.is_exact else "in part"
             read = f"bitmap index {', '.join(self.bitmap_indexes)} answers it {how}. For the other rows, {read}"
-        told = [] if not self.told_splits else [f"they told of {counted(self.told_splits, 'split')}"]
-        told += [f"of {counted(splits, 'split')} not asked, as {why}" for why, splits in self.not_asked.items()]
+        told = [] if not self.told_splits else [f"index used for {counted(self.told_splits, 'split')}"]
+        told += [
+            f"index not used for {counted(splits, 'split')}, because {why}" for why, splits in self.not_asked.items()
+        ]
         done = "" if self.rows_read is None else f", of {'; '.join([counted(self.rows_read, 'row'), *told])}"
         splits = f"the log admits {self.admitted_splits:,} of {counted(self.live_splits, 'split')}"
         return f"filter {escaped(self.condition)}: {splits}\n  {read}{done}"

@@ -76,7 +76,7 @@ def weights_of(given: object, indexes: Sequence[str]) -> list[float]:
     The default is 1. Raises `InvalidInput` if an index is unknown or a weight is invalid.
     """
     if given is not None and not isinstance(given, Mapping):
-        raise InvalidInput(f"weights are {quoted(given)}. Give a number for the name of an index")
+        raise InvalidInput(f"weights is {quoted(given)}. Give a mapping from names of indexes to numbers")
     known = dict(given or {})
     if foreign := [each for each in known if each not in indexes]:
         raise InvalidInput(
@@ -85,7 +85,7 @@ def weights_of(given: object, indexes: Sequence[str]) -> list[float]:
         )
     weights = [_weight(each, known.get(each, 1.0)) for each in indexes]
     if not any(weights):
-        raise InvalidInput("every weight is 0. At least one index must rank the rows")
+        raise InvalidInput("every weight is 0. Give at least one index a weight above 0")
     return weights
 
 
@@ -132,7 +132,7 @@ def parse_bitmap_query(query: object, definition: IndexDefinition, schema: pa.Sc
     if not isinstance(decoded, Mapping):
         if len(definition.columns) > 1:
             example = json.dumps({name: ["…"] for name in definition.columns}, ensure_ascii=False)
-            raise _refused(definition, f"it has several columns. Name some of them, as in {example}")
+            raise _refused(definition, f"the index has several columns. Name columns in the query, as in {example}")
         decoded = {definition.columns[0]: decoded}
     if not decoded:
         raise _refused(definition, "the query names no column")
@@ -155,7 +155,7 @@ class _Column:
         if not isinstance(given, Mapping):
             return self._one_of(given)
         if not given:
-            raise self._refused(f"no condition on {self._name!r}")
+            raise self._refused(f"the condition on {self._name!r} is empty")
         return And(tuple(self._condition(str(name), value) for name, value in given.items()))
 
     def _condition(self, name: str, value: object) -> Predicate:
@@ -176,21 +176,21 @@ class _Column:
     def _one_of(self, given: object) -> Predicate:
         values = self._values(_listed(given))
         if not values:
-            raise self._refused(f"no value to look for in {self._name!r}")
+            raise self._refused(f"the list of values for {self._name!r} is empty")
         return Or(tuple(Compare(self._name, Comparison.EQ, each) for each in values))
 
     def _between(self, given: object) -> Predicate:
         values = self._values(_listed(given))
         if len(values) != 2:
             raise self._refused(
-                f"between takes the least and the greatest value of {self._name!r}, found {len(values)}"
+                f"between needs two values of {self._name!r}, the least and the greatest. It has {len(values)}"
             )
         least, greatest = values
         return And((Compare(self._name, Comparison.GE, least), Compare(self._name, Comparison.LE, greatest)))
 
     def _is_null(self, given: object) -> Predicate:
         if not isinstance(given, bool):
-            raise self._refused(f"is null takes true or false, found {quoted(given, 300)}")
+            raise self._refused(f"the value of 'is null' is {quoted(given, 300)}. Give true or false")
         return IsNull(self._name, negated=not given)
 
     def _values(self, listed: Sequence[object]) -> list[Scalar]:
@@ -207,7 +207,9 @@ class _Column:
         if value is None:
             raise self._refused(f"null is not a value of {self._name!r}. Find nulls with {{'is null': true}}")
         if pa.types.is_string(self._kind) and not isinstance(value, str):
-            raise self._refused(f"{self._name!r} contains strings, found {quoted(value, 300)}. Put it in quotes")
+            raise self._refused(
+                f"{self._name!r} contains strings, and {quoted(value, 300)} is not a string. Put it in quotes"
+            )
         try:
             return cast("Scalar", pa.scalar(_text(value), pa.string()).cast(self._kind).as_py())
         except (pa.ArrowException, MemoryError, ValueError) as error:  # ValueError: half a character or too many digits
@@ -319,7 +321,7 @@ def request_of(snapshot: Snapshot, given: SearchQuestion) -> SearchRequest:
     """
     fusion = fusion_of(given.fusion)
     if given.boosts is not None and not isinstance(given.boosts, Mapping):
-        raise InvalidInput(f"boosts are {quoted(given.boosts)}. Give a number for the name of a column")
+        raise InvalidInput(f"boosts is {quoted(given.boosts)}. Give a mapping from names of columns to numbers")
     is_of_both = given.query is not None and given.vector is not None
     if is_of_both or (isinstance(given.index, list | tuple) and len(given.index) != 1):
         return _request_of_several(snapshot, given, fusion)
@@ -345,7 +347,8 @@ def index_for(snapshot: Snapshot, index: object, *, by_vector: bool) -> IndexDef
     definition = segments.definition_of(snapshot, index)
     if definition.kind == "primary_key":
         raise InvalidInput(
-            f"index {index!r} is of the primary key: get and merges use it, no search does. Name another index",
+            f"index {index!r} is a primary-key index, which cannot be searched. Name another index, or look up keys "
+            "with get",
             index=index,
         )
     if (definition.kind == "vector") is not by_vector:
@@ -373,7 +376,7 @@ def question(definition: IndexDefinition, snapshot: Snapshot, given: SearchQuest
     query, nprobe, boosts = given.query, given.nprobe, given.boosts
     if query is not None and given.vector is not None:
         raise InvalidInput(
-            "one index takes a query or a vector, found both. Leave one of them out, or name two indexes"
+            "a search of one index takes a query or a vector, not both. Leave one of them out, or name two indexes"
         )
     if nprobe is not None and definition.kind != "vector":
         raise InvalidInput(
@@ -387,8 +390,8 @@ def question(definition: IndexDefinition, snapshot: Snapshot, given: SearchQuest
         case "fulltext":
             if not isinstance(query, str):
                 raise InvalidInput(
-                    f"full-text index {definition.name!r} takes a query as text, found {query!r}"
-                    ". Give words to search for"
+                    f"full-text index {definition.name!r} needs a text, and the query is {query!r}. Give words to "
+                    "search for"
                 )
             return fulltext.parse(query, definition, syntax=given.syntax, boosts=boosts)
         case "bitmap":
@@ -396,7 +399,9 @@ def question(definition: IndexDefinition, snapshot: Snapshot, given: SearchQuest
         case "vector":
             return _vector_query(given.vector, definition, snapshot, nprobe)
         case "primary_key":
-            raise InvalidInput(f"index {definition.name!r} is of the primary key. Look keys up with get")
+            raise InvalidInput(
+                f"index {definition.name!r} is a primary-key index, which cannot be searched. Look up keys with get"
+            )
         case _:
             assert_never(definition.kind)
 
@@ -407,7 +412,7 @@ def one_index(index: object, what: str) -> str | None:
         return None
     first, *others = names_of(index)
     if others:
-        raise InvalidInput(f"{what} needs one index, but {quoted(index)} are several. Name one of them")
+        raise InvalidInput(f"{what} needs one index, but {quoted(index)} is a list of several. Name one of them")
     return first
 
 
@@ -443,7 +448,8 @@ def _vector_query(given: object, definition: IndexDefinition, snapshot: Snapshot
     if wanted.shape != (dimensions,):
         found = f"{len(wanted)} numbers" if wanted.ndim == 1 else f"an array of the shape {wanted.shape}"
         raise InvalidInput(
-            f"index {definition.name!r}: the vector has {found}. Give {dimensions}, as column {column!r} has"
+            f"index {definition.name!r}: the vector has {found}, but column {column!r} has {dimensions} dimensions. "
+            f"Give {dimensions} numbers"
         )
     if not np.isfinite(wanted).all():
         raise InvalidInput(
@@ -475,12 +481,12 @@ def _not_numbers(given: object) -> str:
     odd = [each for each in given if not isinstance(each, int | float)] if isinstance(given, list | tuple) else []
     if odd:
         return f"the vector contains {quoted(odd[0])}, which is not a number"
-    return f"a vector is a list or an array of numbers, found {quoted(given)}"
+    return f"the vector is {quoted(given)}, not a list or an array of numbers"
 
 
 def _request_of_several(snapshot: Snapshot, given: SearchQuestion, fusion: Fusion) -> SearchRequest:
     if given.query is None and given.vector is None:
-        raise InvalidInput("a search needs a query, a vector, or both, found neither. Give one of them")
+        raise InvalidInput("the search has neither a query nor a vector. Give one of them, or both")
     definitions = _definitions(snapshot, given.index, query=given.query, vector=given.vector)
     texts = [each for each in definitions if each.kind == "fulltext"]
     if given.nprobe is not None and len(texts) == len(definitions):
@@ -488,7 +494,10 @@ def _request_of_several(snapshot: Snapshot, given: SearchQuestion, fusion: Fusio
     boosts = given.boosts or {}
     if foreign := [each for each in boosts if not any(each in text.columns for text in texts)]:
         found = ", ".join(column for text in texts for column in text.columns)
-        raise InvalidInput(f"a boost is given for {quoted(foreign[0])}. The full-text indexes have {found or 'none'}")
+        raise InvalidInput(
+            f"a boost is given for {quoted(foreign[0])}, which is not a column of the full-text indexes. They "
+            f"have {found or 'none'}"
+        )
     weights = weights_of(given.weights, [each.name for each in definitions])
     ranking, filtering = list[IndexQuestion](), list[IndexQuestion]()
     for each, weight in zip(definitions, weights, strict=True):

@@ -94,7 +94,9 @@ class Order:
 def refuse_scores(of_scores: Mapping[str, object]) -> None:
     """Raise `InvalidInput` if a parameter for scores is given, because an ordered search has no scores."""
     if given := [name for name, value in of_scores.items() if value is not None]:
-        raise InvalidInput(f"order_by returns no scores, and {given[0]} needs scores. Give one of the two")
+        raise InvalidInput(
+            f"order_by cannot be combined with {given[0]}, because order_by computes no scores. Leave one of them out"
+        )
 
 
 def search_ordered(

@@ -248,4 +248,8 @@ class _Taken:
 
 
 def _no_put(record: dict[str, Any]) -> RejectedRecord:
-    return RejectedRecord.of(record, f"the table has no primary key: it takes puts, found {record['operation']!r}")
+    return RejectedRecord.of(
+        record,
+        f"the operation {record['operation']!r} needs a primary key, and the table has none. Write only puts "
+        "to this table",
+    )

@@ -208,7 +208,7 @@ class Listed:
 
 _UNREAD = (
     "has no valid copy in any store, and the table does not have its rows. Copy a backup of `live/` into a store, or "
-    "skip it: tidemark distribute {raw_log} --skip-gap {writer}:{number}. Read without it with "
+    "skip it: tidemark distribute {raw_log} --skip-gap {writer}:{number}. To read without these rows, use "
     "consistency='committed'"
 )
 

@@ -97,7 +97,11 @@ def write_part(store: ObjectStore, records: pa.Table, *, region: str, clock: Clo
     directory = f"{ids.uuid()[:8]}_gen_1"
     part = FillPart(region=region, directory=directory, checksum=checksum, rows=records.num_rows, size_bytes=len(data))
     if not create_numbered(store, part.key, data, clock=clock):
-        raise CommitConflict(f"{part.key}: has other content. Distribute again, which uses a new name", key=part.key)
+        raise CommitConflict(
+            f"{part.key}: the object was written by another run and has other content. Distribute again, which "
+            "uses a new name",
+            key=part.key,
+        )
     return part
 
 

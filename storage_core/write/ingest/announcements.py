@@ -123,7 +123,7 @@ def _of_event_bridge(body: Mapping[str, Any]) -> tuple[CreatedObject, ...] | Non
 def _object(event: Mapping[str, Any], key: object) -> CreatedObject:
     found = event["object"]
     if not isinstance(key, str):
-        raise TypeError("a key is a text")
+        raise TypeError("the key is not a text")
     size, etag = found.get("size"), found.get("eTag") or found.get("etag")
     return CreatedObject(
         bucket=str(event["bucket"]["name"]),

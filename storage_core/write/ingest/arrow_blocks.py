@@ -111,8 +111,8 @@ def _check_messages(stream: BinaryIO, start: int, size: int) -> None:
             LARGEST_BATCH, BATCH_RATIO * length
         ):
             raise unsound(
-                f"a batch of {length} bytes expands to {expanded}, and {max(LARGEST_BATCH, BATCH_RATIO * length)} are "
-                "the most. Write smaller batches"
+                f"a batch of {length} bytes expands to {expanded} bytes. The limit is "
+                f"{max(LARGEST_BATCH, BATCH_RATIO * length)} bytes. Write smaller batches"
             )
     if start:
         stream.seek(0)
@@ -123,7 +123,7 @@ def _check_messages(stream: BinaryIO, start: int, size: int) -> None:
     end = stream.tell()
     stream.seek(max(0, end - len(_END)))
     if stream.read(len(_END)) != _END:
-        raise unsound("its Arrow stream has no marker of the end, so the file may not be complete")
+        raise unsound("its Arrow stream has no end marker, so the file may not be complete")
     if end != size:
         raise unsound(f"{size - end} bytes follow the end of its Arrow stream. Land each stream as a file")
 

@@ -311,7 +311,7 @@ class _Types:
     def _union(self, branches: list[Any], path: str) -> tuple[Any, pa.DataType]:
         others = [each for each in branches if each not in _NULLS]
         if len(others) > 1:
-            raise unsound(f"{path} is a union of {len(others)} types, which tables do not hold. Write one type")
+            raise unsound(f"{path} is a union of {len(others)} types, which tables do not support. Write one type")
         if not others:
             self.changes.append(None)
             return ["null"], pa.null()
@@ -338,7 +338,7 @@ class _Types:
         if physical is None:
             raise KeyError(kind)
         if logical == "duration":
-            raise unsound(f"{path} has the logical type duration, which tables do not hold. Write numbers or text")
+            raise unsound(f"{path} has the logical type duration, which tables do not support. Write numbers or text")
         self.changes.append(_change(kind, schema, path))
         return plain, physical
 
@@ -354,7 +354,7 @@ def _change(kind: str, schema: Mapping[str, Any], path: str) -> Change | None:
     if logical == "decimal" and kind in ("bytes", "fixed"):
         precision, scale = schema["precision"], schema.get("scale", 0)
         if not (isinstance(precision, int) and isinstance(scale, int) and 0 <= scale <= precision <= 38):
-            raise unsound(f"{path} is a decimal of {shortened(str(precision), 20)} digits, and 38 are the most")
+            raise unsound(f"{path} is a decimal of {shortened(str(precision), 20)} digits. The limit is 38 digits")
         return lambda values: _decimals(values, pa.decimal128(precision, scale))
     return None
 
@@ -366,7 +366,7 @@ def _decimals(values: pa.Array, type_: pa.Decimal128Type) -> pa.Array:
     """
     numbers = [int.from_bytes(each or b"", "big", signed=True) for each in values.to_pylist()]
     if any(not -(2**127) <= each < 2**127 for each in numbers):
-        raise unsound("it has a decimal of more than 38 digits, which tables do not hold")
+        raise unsound("it has a decimal of more than 38 digits, which tables do not support")
     data = b"".join(each.to_bytes(16, "little", signed=True) for each in numbers)
     nulls = pa.array(np.asarray(values.is_valid(), np.bool_)).buffers()[1]
     return pa.Array.from_buffers(type_, len(values), [nulls, pa.py_buffer(data)])

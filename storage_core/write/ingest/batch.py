@@ -250,7 +250,7 @@ def text_blocks(
         case "csv":
             yield from csv_blocks(path, stream, target, block_bytes=block_bytes, dialect=spec.dialect)
         case "parquet" | "avro" | "arrow":
-            raise InvalidInput(f"{path}: files of the format {spec.format} are not text")
+            raise InvalidInput(f"{path}: a file of the format {spec.format} cannot be read as text")
         case "delta":
             raise InvalidInput(f"{path}: a Delta table is read by its versions, not by file")
         case _:

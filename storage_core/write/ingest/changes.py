@@ -80,8 +80,8 @@ class ChangeFormat:
             return None
         if spec.drift != QUARANTINE:
             raise InvalidInput(
-                "lines of a keyed table with new fields or wider values go to quarantine. Leave out on_new_field and "
-                "on_type_conflict"
+                "a keyed table does not support on_new_field and on_type_conflict. Leave them out. Lines with new "
+                "fields or wider values go to quarantine"
             )
         op = ENVELOPE_OP if spec.envelope else spec.op
         if op in schema.names:
@@ -188,8 +188,8 @@ def _require_order(order: str, spec: LandingSpec, schema: pa.Schema) -> None:
     if order not in schema.names:
         if order_path(spec) is not None:
             raise InvalidInput(
-                f"order_by {spec.order_by} is stored in the column {order}, and the table has no such column. Add the "
-                f"column {order}: long, because a later file is compared with the rows of the table",
+                f"order_by {spec.order_by} needs the column {order}, which the table does not have. Add the column "
+                f"{order}: long. Ingest stores the order of each row there",
                 column=order,
             )
         raise InvalidInput(f"order_by: {unknown_names('column', [order], schema.names)}", column=order)
@@ -198,7 +198,7 @@ def _require_order(order: str, spec: LandingSpec, schema: pa.Schema) -> None:
     is_ordered = (types.is_integer, types.is_decimal, types.is_timestamp, types.is_date, types.is_string)
     if not any(each(type_) for each in is_ordered):
         raise InvalidInput(
-            f"order_by: column {order!r} has the type {type_}, which does not order records. Use an integer, a "
+            f"order_by: column {order!r} has the type {type_}, which cannot order records. Use an integer, a "
             "decimal, a date, a timestamp or a string",
             column=order,
         )

@@ -259,10 +259,13 @@ _DATE_FORM = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _CLOCK_FORM = r"[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6}0*)?)?"
 _ZONE_FORM = " ?(Z|z|[+-][0-9]{2}(:?[0-9]{2})?)"
 _NO_TIME = (
-    (r"\s*[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?\s*", "which is text such as 2026-01-01T10:00:00Z and not a number"),
+    (
+        r"\s*[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?\s*",
+        "which must be text such as 2026-01-01T10:00:00Z, not a number",
+    ),
     (
         rf"{_DATE_FORM}[T ][0-9]{{2}}:[0-9]{{2}}:[0-9]{{2}}\.[0-9]{{7,}}({_ZONE_FORM})?",
-        "which has at most 6 digits after the second",
+        "which may have at most 6 digits after the second",
     ),
 )
 """Texts that other programs accept as times, and the reasons why they are rejected here."""
@@ -505,7 +508,10 @@ def _reasons(index: int, field: pa.Field, target: RowFormat) -> Iterator[str]:
 
 def _vector_reasons(vector: str, field: pa.Field, *, is_nonzero: bool) -> Iterator[str]:
     size, where = field.type.list_size, f"column {field.name}: "
-    begin, end = _literal(f"{where}a vector of "), _literal(f" numbers, the table has {type_text(field.type)}")
+    begin, end = (
+        _literal(f"{where}the vector has "),
+        _literal(f" numbers, but the column has the type {type_text(field.type)}"),
+    )
     yield f"WHEN len({vector}) <> {size} THEN {begin} || len({vector}) || {end}"
     yield f"WHEN list_count({vector}) < {size} THEN {_literal(where + NULL_INSIDE)}"
     yield f"WHEN NOT isfinite(list_sum({vector})) THEN {_literal(where + NOT_FINITE)}"

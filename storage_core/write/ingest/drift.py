@@ -439,7 +439,7 @@ def unheld(column: pa.Field) -> str | None:
         _text_of(table_type(column.type))
     except InvalidInput:
         name = fitted(column.name, _LONGEST_NAME)
-        return f"the field {name} has the type {column.type}, which tables do not hold. Leave it out"
+        return f"the field {name} has the type {column.type}, which tables do not support. Leave it out"
     return None
 
 

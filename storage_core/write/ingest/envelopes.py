@@ -156,7 +156,7 @@ def _flat_lines(objects: pa.StringArray, order: Sequence[str] | None) -> tuple[l
             texts.append(
                 "the record is not an envelope of Debezium: it has no op"
                 if op is None
-                else f"the operation {fitted(op, _LONGEST_WORD)!r} of the envelope is not applied. Use c, r, u or d"
+                else f"the operation {fitted(op, _LONGEST_WORD)!r} of the envelope is not supported. Use c, r, u or d"
             )
             continue
         name, row_kind, row = ("before", before_kind, old) if word == "d" else ("after", after_kind, new)
@@ -171,8 +171,8 @@ def _flat_lines(objects: pa.StringArray, order: Sequence[str] | None) -> tuple[l
             if partial is not None:
                 fits.append(False)
                 texts.append(
-                    f"the field {fitted(partial, _LONGEST_WORD)!r} has {UNAVAILABLE} between other values, so its "
-                    "value is unknown. Send the whole row again"
+                    f"the field {fitted(partial, _LONGEST_WORD)!r} contains {UNAVAILABLE} in place of a value, so "
+                    "the value is unknown. Send the whole row again"
                 )
                 continue
             if len(sent) < len(given):

@@ -93,7 +93,9 @@ def _divide(data: bytes, number: int, *, in_array: bool) -> _Divided:
     kinds = _KIND[text[places]]
     depth = np.cumsum((kinds == _OPEN).astype(np.int64) - (kinds == _CLOSE)) + int(in_array)
     if len(depth) and depth.min() < 0:
-        raise unsound(f"a bracket at or after record {number} closes nothing, so the file has no valid JSON")
+        raise unsound(
+            f"a closing bracket at or after record {number} has no opening bracket, so the file is not valid JSON"
+        )
     is_top = (kinds == _OPEN) & (depth == 1)
     group = np.cumsum(is_top)
     array_of = np.concatenate([[in_array], text[places[is_top]] == ord("[")])

@@ -26,7 +26,7 @@ UNIT_NAMES: Final[Mapping[TimeUnit, str]] = {
     "us": "microseconds",
     "ns": "nanoseconds",
 }
-BELOW = "digits below the microsecond, which tables do not hold"
+BELOW = "digits below the microsecond, which tables do not support"
 
 _LEAST, _MOST = -62_135_596_800_000_000, 253_402_300_799_999_999
 """The first and the last microsecond of the years 1 to 9999."""

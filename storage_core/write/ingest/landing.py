@@ -57,7 +57,7 @@ from storage_core.write.ingest.landed_times import LandedTimes, Nanoseconds, Tim
 
 HEAD_BYTES = 512
 
-_COMPRESSED = ((b"\\x1f\\x9d", "compress"), (b"\\x02\\x21\\x4c\\x18", "LZ4 in its old format"))
+_COMPRESSED = ((b"\\x1f\\x9d", "compress"), (b"\\x02\\x21\\x4c\\x18", "the legacy format of LZ4"))
 _ARCHIVES = (
     (b"PK(\\x03\\x04|\\x05\\x06)", "a zip archive"),
     (b"7z\\xbc\\xaf\\x27\\x1c", "a 7z archive"),
@@ -97,7 +97,9 @@ def require_uncompressed(head: bytes, of: str = "A Parquet") -> None:
     The error contains its name.
     """
     if codec := codec_of(head):
-        raise unsound(f"it is compressed with {codec}. {of} file has its own compression")
+        raise unsound(
+            f"it is compressed with {codec}. {of} file is compressed inside. Land it without this compression"
+        )
     for magic, kind in _EXPANDED:
         if magic.match(head):
             raise unsound(f"it is {kind}")
@@ -125,8 +127,8 @@ class Expansion:
         self._bytes += expanded
         if self._bytes > self._most:
             raise unsound(
-                f"it expands to more than {self._most} bytes, which is more than {ANY_RATIO_BYTES} and more than "
-                f"{MOST_RATIO} times its size. Land it in pieces"
+                f"it expands to more than {self._most} bytes. The limit is {MOST_RATIO} times its size, but at least "
+                f"{ANY_RATIO_BYTES} bytes. Land it in pieces"
             )
 
 
@@ -406,7 +408,7 @@ class LandingSpec:
             raise InvalidInput(choice_of("changes", self.changes, get_args(DeltaChanges)))
         if self.changes is not None and self.format != "delta":
             raise InvalidInput(
-                f"format {self.format!r}: landed files do not change. Leave out `changes`, which is for a Delta table"
+                f"`changes` is only for a Delta table, and format is {self.format!r}. Leave `changes` out"
             )
         if self.pattern is not None:
             captured_columns(self.pattern)
@@ -459,10 +461,10 @@ class LandingSpec:
     def _check_drift(self) -> None:
         rule = self.drift
         if self.format == "delta" and rule != QUARANTINE:
-            raise InvalidInput("a table follows its Delta table: on_new_field and on_type_conflict do not apply")
+            raise InvalidInput("on_new_field and on_type_conflict do not apply to a Delta table. Leave them out")
         if rule.new_field != "quarantine" and (self.format == "pattern" or not self.header):
             which = "lines of a pattern" if self.format == "pattern" else "CSV files without a header"
-            raise InvalidInput(f"{which} have no new fields. Leave out `on_new_field: {self.on_new_field}`")
+            raise InvalidInput(f"{which} cannot have new fields. Leave out `on_new_field: {self.on_new_field}`")
         if self.max_new_fields != MOST_NEW_FIELDS and rule.new_field != "add":
             raise InvalidInput("max_new_fields limits the columns that a run adds. Add `on_new_field: add`")
         if not 1 <= self.max_new_fields <= MOST_NEW_FIELDS_ALLOWED:
@@ -479,11 +481,17 @@ class LandingSpec:
         if self.envelope not in (None, *get_args(Envelope)):
             raise InvalidInput(choice_of("envelope", self.envelope, get_args(Envelope)))
         if self.envelope and self.format not in ("ndjson", "json"):
-            raise InvalidInput(f"format {self.format!r}: an envelope is a JSON object. Use ndjson or json")
+            raise InvalidInput(
+                f"format {self.format!r} cannot contain envelopes, which are JSON objects. Use ndjson or json"
+            )
         if self.envelope and self.op:
-            raise InvalidInput("the envelope has the operation of each record. Leave out op")
+            raise InvalidInput(
+                "op does not apply, because the envelope contains the operation of each record. Leave out op"
+            )
         if self.is_delta and (self.op or self.order_by):
-            raise InvalidInput("the versions of a Delta table have an order: op and order_by do not apply")
+            raise InvalidInput(
+                "op and order_by do not apply to a Delta table, because its versions have an order. Leave them out"
+            )
 
     def check_time_format(self) -> None:
         """Raise `InvalidInput` for a time format that cannot be used (`check_time_format`)."""
@@ -571,7 +579,9 @@ def check_queue(url: str) -> str:
     if not _QUEUE.fullmatch(url):
         raise InvalidInput(f"queue is not the URL of an SQS queue. {_QUEUE_FORM}")
     if url.endswith(".fifo"):
-        raise InvalidInput("queue is a FIFO queue, which stops at a message that is left. Use a standard queue")
+        raise InvalidInput(
+            "queue is a FIFO queue, where one message that is not deleted blocks the others. Use a standard queue"
+        )
     return url
 
 
@@ -876,7 +886,7 @@ These times cover every weekday and the first and last weeks of all kinds of yea
 only one digit.
 """
 _UNREADABLE = {
-    "n": "reads nanoseconds, and a timestamp has microseconds. Write up to 6 digits after the second, read by %f",
+    "n": "reads nanoseconds, and a timestamp has microseconds. Write at most 6 digits after the second, and use %f",
     "Q": "reads milliseconds since 1970. Declare `times: {COLUMN: ms}` in place of the time_format",
     "s": "reads seconds since 1970. Declare `times: {COLUMN: s}` in place of the time_format",
 }
@@ -907,12 +917,12 @@ def check_time_format(text: str) -> None:
     if "I" in parts and "p" not in parts:
         raise InvalidInput(f"time_format {text!r} has a 12-hour clock and no %p. Add %p, or use %H")
     if "y" in parts and parts & {"Y", "G", "x", "c"}:
-        raise InvalidInput(f"time_format {text!r} has %y after another year. Leave one of them out")
+        raise InvalidInput(f"time_format {text!r} has %y and a second directive for the year. Leave one of them out")
     if wrong := _misread(text):
         written, found = wrong
         raise InvalidInput(
-            f"time_format {text!r} does not give the day that was written. DuckDB reads {written!r} as {found}. Name "
-            "the day by %Y-%m-%d, %Y-%j or %G-%V-%u alone"
+            f"time_format {text!r} is ambiguous: DuckDB reads {written!r} as {found}. Write the day only as "
+            "%Y-%m-%d, %Y-%j or %G-%V-%u"
         )
 
 
@@ -938,7 +948,8 @@ def _misread(text: str) -> tuple[str, str] | None:
             return connection.execute(read, {"format": probed, "probes": list(_PROBES)}).fetchone()
         except duckdb.Error as error:
             raise InvalidInput(
-                f"time_format {text!r} is not usable. Write a whole time with the directives of docs/declarations.md"
+                f"time_format {text!r} cannot be used. Write a complete time with the directives in "
+                "docs/declarations.md"
             ) from error
 
 

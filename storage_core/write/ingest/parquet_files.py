@@ -185,7 +185,9 @@ def _require_exact(
     if (micros // 1_000_000 != seconds).any():
         raise unsound(f"column {name!r}: an INT96 timestamp is {BEYOND}")
     if not truncates and (micros * 1_000 != nanos).any():  # both sides overflow in the same way
-        raise unsound(f"column {name!r}: an INT96 timestamp has digits below the microsecond, which tables do not hold")
+        raise unsound(
+            f"column {name!r}: an INT96 timestamp has digits below the microsecond, which tables do not support"
+        )
 
 
 # Checks of the page headers of a Parquet file, before Arrow reads them.
@@ -242,7 +244,10 @@ def chunks_of(metadata: pq.FileMetaData) -> dict[int, Chunk]:
         for index in range(group.num_columns):
             column = group.column(index)
             if column.file_path:
-                raise unsound(f"its column {column.path_in_schema} lies in another file")
+                raise unsound(
+                    f"its column {column.path_in_schema} is stored in another file. Land Parquet files that "
+                    "contain all their columns"
+                )
             first = column.dictionary_page_offset
             start = min(first, column.data_page_offset) if first else column.data_page_offset
             path = column.path_in_schema
@@ -276,11 +281,11 @@ def check_pages(data: bytes, chunk: Chunk) -> None:
         if not isinstance(expanded, int) or not isinstance(length, int) or not 0 <= length <= len(data) - position:
             if is_beyond:
                 return
-            raise unsound(f"column {chunk.column}: a page is not whole")
+            raise unsound(f"column {chunk.column}: a page is truncated")
         most = max(LARGEST_PAGE, PAGE_RATIO * length)
         if not 0 <= expanded <= most:
             raise unsound(
-                f"column {chunk.column}: a page expands from {length} to {expanded} bytes, {most} are the most"
+                f"column {chunk.column}: a page expands from {length} to {expanded} bytes. The limit is {most} bytes"
             )
         for place, encoding in _ENCODINGS.items():
             about = header.get(place)
@@ -289,7 +294,7 @@ def check_pages(data: bytes, chunk: Chunk) -> None:
                     count = about.get(_NUM_VALUES)
                     values += count if isinstance(count, int) else 0
                 if about.get(encoding) == DELTA_BYTE_ARRAY and not chunk.may_be_delta:
-                    raise unsound(f"column {chunk.column}: its pages are encoded otherwise than the footer declares")
+                    raise unsound(f"column {chunk.column}: the encoding of its pages differs from the footer")
         if values > MOST_VALUES and chunk.is_nested:
             raise unsound(
                 f"column {chunk.column}: more than {MOST_VALUES} values in a row group. Write smaller row groups"
@@ -383,7 +388,7 @@ def _is_delta(column: pq.ColumnChunkMetaData) -> bool:
 
 def _unheld(column: str, logical: str) -> Corrupt:
     return unsound(
-        f"column {quoted(column)} has the logical type {logical}, which tables do not hold. Import a query of DuckDB "
+        f"column {quoted(column)} has the logical type {logical}, which tables do not support. Import a DuckDB query "
         "that casts the column",
         column=column,
         logical_type=logical,
@@ -659,7 +664,7 @@ def _sized(stream: BinaryIO) -> int:
     elif footer > size:
         raise unsound("it is not a whole Parquet file, or its footer is damaged")
     elif footer > _LARGEST_FOOTER:
-        raise unsound(f"its footer has {footer:,} bytes. A footer may have {_LARGEST_FOOTER:,}")
+        raise unsound(f"its footer has {footer:,} bytes. The limit is {_LARGEST_FOOTER:,} bytes")
     return size
 
 

@@ -209,7 +209,7 @@ def _check_header(text: pa.NativeFile, names: Sequence[str], dialect: Dialect, m
     try:
         columns = next(filter(None, csv.reader(io.StringIO(start, newline=""), **_style(dialect))))
     except StopIteration:
-        raise unsound("it is not a CSV file with a header (it has no line)") from None
+        raise unsound("it has no header, because it has no line that is not empty") from None
     except csv.Error as error:
         raise unsound("its header is not a line of CSV. Check its quotes") from error
     if len(columns) > most:
@@ -317,7 +317,7 @@ def _open(
     if unknown or len(set(names)) != len(names):
         raise unsound(_other_columns(unknown or names))
     if any(not pa.types.is_binary(each.type) for each in reader.schema):
-        raise unsound("its header has names in a form that is not clear. Quote each name of the header, or none")
+        raise unsound("its header has both quoted and unquoted names. Quote each name of the header, or none")
     return reader
 
 
@@ -819,7 +819,7 @@ class _Misread:
         try:
             members = members_of(line)
         except (ValueError, RecursionError):
-            return "the line has other fields than the columns, and is not valid JSON or nests too deeply", ()
+            return "the line is not valid JSON, or nests too deeply", ()
         new = without_nulls((each for each in members if each[0] not in self._names), self._target.null_values)
         if fault := next(filter(None, (self._fault(name) for name, _ in new)), None):
             return fault, ()

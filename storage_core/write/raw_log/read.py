@@ -518,7 +518,7 @@ def _row(record: Mapping[str, Any], schema: pa.Schema, key: Sequence[str]) -> di
     if unknown := sorted(set(fields) - set(schema.names)):
         return f"{', '.join(map(repr, unknown))}: not a column of the table"
     if absent := [name for name in key if fields.get(name) is None]:
-        return f"column {absent[0]!r}: a value is required, it is in the key"
+        return f"column {absent[0]!r}: a value is required, because the column is part of the key"
     # A patch may be the first record of its key and then creates the row.
     makes = record["operation"] != "delete"
     for field in schema:

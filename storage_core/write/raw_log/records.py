@@ -103,7 +103,9 @@ def _value(row: Mapping[str, object], name: str | None, what: str) -> str | None
         raise InvalidInput(f"the record has no value in its {what} field {name!r}. Name another field", column=name)
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise InvalidInput(
-            f"the {what} field {name!r} holds a text or an integer, found {value!r}. Name another field", column=name
+            f"the {what} field {name!r} is {value!r}. It must be a text or an integer. Correct the value, or name "
+            "another field",
+            column=name,
         )
     return str(value)
 
@@ -121,17 +123,17 @@ def prepared(given: RawRecord, *, now_ms: int) -> LogRecord:
     """
     validate_table_name(given.table)
     if given.operation not in OPERATIONS:
-        raise InvalidInput(f"expected one of {', '.join(OPERATIONS)}, found {given.operation!r}. Give one of these")
+        raise InvalidInput(f"the operation of a record is {given.operation!r}. Give one of {', '.join(OPERATIONS)}")
     if given.key is not None and not _is_text(given.key):
-        raise InvalidInput(f"a key is valid text, found {given.key!r}. Give a text that UTF-8 can encode")
+        raise InvalidInput(
+            f"the key of a record is {given.key!r}, which is not valid text. Give a text that UTF-8 can encode"
+        )
     if given.key is not None and given.operation != "delete" and size_of_key(given.key) > MAX_KEY_BYTES:
         raise InvalidInput(
-            f"the key has {size_of_key(given.key)} bytes, at most {MAX_KEY_BYTES} are allowed. Use a shorter key"
+            f"the key has {size_of_key(given.key)} bytes. The limit is {MAX_KEY_BYTES} bytes. Use a shorter key"
         )
     if given.id is not None and not _is_id(given.id):
-        raise InvalidInput(
-            f"an id is valid text of 1 to {MAX_ID_BYTES} bytes, found {quoted(given.id)}. Give such a text"
-        )
+        raise InvalidInput(f"the id of a record is {quoted(given.id)}. Give a valid text of 1 to {MAX_ID_BYTES} bytes")
     record = LogRecord(
         timestamp_ms=now_ms,
         table=given.table,
@@ -142,7 +144,7 @@ def prepared(given: RawRecord, *, now_ms: int) -> LogRecord:
     )
     if size_of(record) > MAX_RECORD_BYTES:
         raise InvalidInput(
-            f"the record has {size_of(record)} bytes, at most {MAX_RECORD_BYTES} are allowed. Split the record"
+            f"the record has {size_of(record)} bytes. The limit is {MAX_RECORD_BYTES} bytes. Split the record"
         )
     return record
 
@@ -230,7 +232,7 @@ def rows_of(rows: InMemory) -> Sequence[Mapping[str, object]]:
     listed = [rows] if isinstance(rows, Mapping) else [*rows] if isinstance(rows, Iterable) else [rows]
     if not all(isinstance(each, Mapping) for each in listed):
         raise InvalidInput(
-            f"rows are mappings of column to value, or Arrow data, found {type(rows).__name__}. Give one of these"
+            f"the rows are of the type {type(rows).__name__}. Give mappings of columns to values, or Arrow data"
         )
     return listed
 

@@ -111,9 +111,7 @@ class MandatoryStores:
         except TidemarkError as error:
             # This store refused the chunk, but another store may have it. So the caller gets an unknown outcome.
             raise CommitUnknown(f"{store.uri} did not store {key}: {error.found}. {OPEN_ANOTHER}", key=key) from error
-        raise Fenced(
-            f"{store.uri}: {key} is another chunk, so another writer uses the same id. {OPEN_ANOTHER}", key=key
-        )
+        raise Fenced(f"{store.uri}: {key} is a chunk of another writer with the same id. {OPEN_ANOTHER}", key=key)
 
 
 # Optional stores of a raw log. Chunks are sent to them as best effort, and no caller waits for an optional store.
@@ -225,7 +223,7 @@ class OptionalStore:
             kept = create_numbered(self._store, key, data, clock=self._clock)
         except BaseException as error:  # noqa: BLE001  # no error may stop the other stores or the next chunk
             return f"{type(error).__name__}: {error}"
-        return None if kept else f"{key}: is another chunk, so another writer uses the same id"
+        return None if kept else f"{key}: is a chunk of another writer with the same id"
 
     def _note_failure(self, error: str) -> None:
         if self._last_error is None:

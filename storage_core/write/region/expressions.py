@@ -90,7 +90,7 @@ def check_growth(tree: Any, text: str, *, most: int) -> None:
     made = _Made(text)
     made.by(tree)
     if made.of_all > most:
-        raise refused(text, _WHAT, f"it makes {made.of_all} of one value where {most} are the most")
+        raise refused(text, _WHAT, f"it can make a row {made.of_all} times as large. The limit is {most} times")
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ class _Made:
 
     def _said(self, name: str, found: T | None) -> T:
         if found is None:
-            raise refused(self.text, _WHAT, f"how much {name} makes must be written out in it")
+            raise refused(self.text, _WHAT, f"the arguments that limit the result of {name} must be constants")
         return found
 
 
@@ -254,7 +254,10 @@ def result_type(transform: Transform, sources: Sequence[pa.DataType]) -> pa.Data
         case _:
             assert_never(transform.kind)
     if not fits:
-        raise InvalidInput(f"{transform.text} has no value for columns of type {', '.join(map(str, sources))}")
+        raise InvalidInput(
+            f"{transform.text} cannot use columns of type {', '.join(map(str, sources))}. Use another column "
+            "or transform"
+        )
     return result
 
 
@@ -413,7 +416,7 @@ def _answer(connection: duckdb.DuckDBPyConnection, text: str, rows: pa.Table) ->
         is_text = pa.types.is_string(column.type) or pa.types.is_binary(column.type)
         longest = pc.max(pc.binary_length(column)).as_py() if is_text else None
         if longest is not None and longest > LARGEST_VALUE:
-            raise _refused(text, f"a value has {longest} bytes where {LARGEST_VALUE} are the most")
+            raise _refused(text, f"a value has {longest} bytes. The limit is {LARGEST_VALUE} bytes")
         batches.append(batch)
     return pa.Table.from_batches(batches, reader.schema).column(0).combine_chunks()
 
@@ -465,7 +468,7 @@ def _check_node(node: Node, text: str, columns: int) -> None:
         names = node["column_names"]
         found = _COLUMN.fullmatch(names[0]) if len(names) == 1 else None
         if found is None or int(found[1]) >= columns:
-            raise _refused(text, f"{'.'.join(names)} is none of its columns col0 to col{columns - 1}")
+            raise _refused(text, f"{'.'.join(names)} is not one of its columns col0 to col{columns - 1}")
     if kind == "OPERATOR" and node["type"] == "ARRAY_CONSTRUCTOR":
         raise _refused(text, "it may not use lists")
     name = str(node.get("function_name", "")).lower()

@@ -134,10 +134,10 @@ class Backlog:
         held, given = counted(self.held_rows, "row"), counted(call.records.num_rows, "row")
         rows, size_bytes = (getattr(self.options, f"{bound}_{unit}") for unit in ("rows", "bytes"))
         return Overloaded(
-            f"{held} ({self.held_bytes} bytes) are not durable yet, and {len(self.asking)} calls wait. With the "
-            f"{given} of this call, they exceed {bound}_rows {rows} or {bound}_bytes {size_bytes}, after "
-            f"{now_ms - call.arrived_ms} ms of waiting (wait_ms {self.options.wait_ms}). Nothing of this call was "
-            "written. Write it again later",
+            f"the writer is overloaded, and the {given} of this call were not written. Write them again later. Not "
+            f"durable yet: {held} ({self.held_bytes} bytes), with {len(self.asking)} waiting calls. Limits: "
+            f"{bound}_rows={rows}, {bound}_bytes={size_bytes}. This call waited {now_ms - call.arrived_ms} ms "
+            f"(wait_ms={self.options.wait_ms})",
             bound=bound,
             rows=call.records.num_rows,
         )
@@ -366,7 +366,7 @@ class GroupCommit:
     def _require_home(self) -> None:
         self._home.require(
             f"the writer of {self._log.name}",
-            "rows that it was given before are written there. Open a writer of this process",
+            "the other process writes the earlier rows. Open a writer in this process",
         )
 
     def _require_usable(self) -> None:

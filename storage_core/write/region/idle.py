@@ -242,4 +242,4 @@ def _first_entry(store: ObjectStore, manifest: RegionManifest) -> str:
     for entry in range(after + 1, after + 1 + MOST_CLAIMS):
         if not wal.read(store, region, entry).entry.is_sentinel:
             return keys.wal_entry_key(region, entry)
-    raise NotFound(f"region {region}: no record is in its log")
+    raise NotFound(f"region {region}: the log contains no record")

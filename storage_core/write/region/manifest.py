@@ -322,8 +322,8 @@ def require_listed(manifest: RegionManifest, merged: int) -> None:
     if merged < manifest.collected_generation:
         raise SnapshotExpired(
             f"region {manifest.region_id}: generations up to {manifest.collected_generation} are merged and "
-            f"collected. This snapshot merged only those up to {merged} and would lack the rows between. Open the "
-            "newest version. If this is the newest, see tidemark fsck",
+            f"collected. This version has merged only generations up to {merged}, so the rows between are missing. "
+            "Open the newest version. If this is the newest version, run tidemark fsck",
             region=manifest.region_id,
             expected=merged,
             found=manifest.collected_generation,

@@ -525,8 +525,8 @@ def _require_consecutive(region: str, after: int, waiting: Sequence[FlushedGener
     expected = list(range(after + 1, after + 1 + len(found)))
     if found != expected:
         raise Corrupt(
-            f"region {region}: generations up to {after} are merged and {expected} is next, but the manifest of the "
-            f"region lists {found}. A merge over the gap would lose rows",
+            f"region {region}: the manifest of the region lists the generations {found}, expected {expected} after "
+            f"the merged generation {after}. A merge would lose the rows of the missing generations",
             region=region,
         )
 

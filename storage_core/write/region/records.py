@@ -92,7 +92,8 @@ class WriterOptions:
                 raise InvalidInput(f"writer option {each.name} is {value}. Give 0 or more")
         if self.refuse_rows < self.wait_rows or self.refuse_bytes < self.wait_bytes:
             raise InvalidInput(
-                "writer options: the limit to refuse is below the limit to wait. Raise the limit to refuse"
+                "writer options: refuse_rows or refuse_bytes is less than wait_rows or wait_bytes. Raise the refuse "
+                "limit"
             )
 
 
@@ -162,7 +163,7 @@ class RecordBuilder:
         extra = sorted(set(table.column_names) - set(self.key))
         if extra and table.num_rows:
             raise InvalidInput(
-                f"delete takes the key columns {list(self.key)} only, found also {extra}. Leave the others out",
+                f"delete takes only the key columns {list(self.key)}. Leave out the columns {extra}",
                 columns=extra,
             )
         given = conform(table.select(self.key), pa.schema([self.schema.field(name) for name in self.key]))
@@ -239,7 +240,8 @@ class RecordBuilder:
         values = key if isinstance(key, tuple) else (key,)
         if len(values) != len(self.key):
             raise InvalidInput(
-                f"the key {quoted(key)} does not name a value for each key column. Give {', '.join(self.key)}", key=key
+                f"the key {quoted(key)} does not have one value for each key column. Give {', '.join(self.key)}",
+                key=key,
             )
         return dict(zip(self.key, values, strict=True))
 

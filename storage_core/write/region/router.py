@@ -213,7 +213,7 @@ class RoutingWriter:
 
     def _require_home(self) -> None:
         # This check comes before any lock, because the thread with the lock may exist only in the other process.
-        self._home.require(f"the writer of {self._store.uri}", "open a writer of this process")
+        self._home.require(f"the writer of {self._store.uri}", "open a writer in this process")
 
     def _writer(self, region: Region) -> RegionWriter:
         self._require_home()
@@ -265,8 +265,8 @@ def open_writer(
         by_hand = hand_region(head.table_id, region)
         if not head.config.regions_by_hand:
             raise InvalidInput(
-                f"{log.store.uri}: region {region!r} is named by hand, and this table has only the regions of its "
-                "region spec. Alter it first with regions_by_hand: true, or name the region by a value per field",
+                f"{log.store.uri}: region {region!r} is a manual region, which this table does not allow. Alter the "
+                "table with regions_by_hand: true, or give a value for each region field",
                 region=region,
             )
         return RegionWriter.open(log.store, head, clock=log.clock, ids=log.ids, options=options, region=by_hand)
@@ -413,7 +413,7 @@ def _require_start(region: str, stretch: Stretch, recorded: int) -> None:
     if recorded != stretch.after:
         raise CommitConflict(
             f"region {region}: chunks of raw log writer {stretch.writer} up to {recorded} are distributed, but this "
-            f"plan begins after {stretch.after}. Plan again",
+            f"plan was made when they were distributed up to {stretch.after}. Plan again",
             region=region,
             expected=stretch.after,
             found=recorded,

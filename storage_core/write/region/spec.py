@@ -92,7 +92,7 @@ def region_for(table_id: str, spec: RegionSpec, values: tuple[Value, ...]) -> Re
 def hand_region(table_id: str, name: str) -> Region:
     """Return the manual region with this name. Raise `InvalidInput` for an empty name."""
     if not name:
-        raise InvalidInput(f"the name of a region made by hand is a text that is not empty, found {name!r}")
+        raise InvalidInput(f"the name of a manual region is {name!r}. Give a text that is not empty")
     return _named(table_id, BY_HAND_SPEC, (name,))
 
 
@@ -132,7 +132,9 @@ def region_of_values(table_id: str, spec: RegionSpec, values: Mapping[str, objec
     """
     names = [each.field_id for each in spec.fields]
     if set(values) != set(names):
-        raise InvalidInput(f"a region is named by a value for each of {names}, found {values!r}", fields=names)
+        raise InvalidInput(
+            f"the values of a region are {values!r}. Give a value for each of the region fields {names}", fields=names
+        )
     return region_for(table_id, spec, tuple(_given_value(each, values[each.field_id]) for each in spec.fields))
 
 
@@ -146,7 +148,9 @@ def _given_value(field: RegionField, value: object) -> Value:
         ) from error
     buckets = 0 if field.transform is None else parse_transform(field.transform).buckets
     if buckets and (not isinstance(found, int) or not 0 <= found < buckets):
-        raise InvalidInput(f"region field {field.field_id!r}: buckets are 0 to {buckets - 1}, found {value!r}")
+        raise InvalidInput(
+            f"region field {field.field_id!r}: {value!r} is not a bucket. Give a number from 0 to {buckets - 1}"
+        )
     return found
 
 
@@ -216,7 +220,7 @@ def declared_fields(regions: Sequence[DeclaredField], schema: pa.Schema) -> tupl
     Raises `InvalidInput` with the fault.
     """
     if not isinstance(regions, list | tuple):
-        raise InvalidInput(f"regions are a list of fields, found {regions!r}")
+        raise InvalidInput(f"regions is {regions!r}. Give a list of region fields")
     return tuple(_declared(each, schema) for each in regions)
 
 
@@ -224,7 +228,7 @@ def _declared(declared: object, schema: pa.Schema) -> RegionField:
     if isinstance(declared, RegionField):
         return declared
     if not isinstance(declared, Mapping) or set(declared) - _KEYS:
-        raise InvalidInput(f"a region field is a mapping with some of {sorted(_KEYS)}, found {declared!r}")
+        raise InvalidInput(f"a region field is {declared!r}. Give a mapping with some of the keys {sorted(_KEYS)}")
     sources = _sources(declared)
     for name in sources:
         if name not in schema.names:
@@ -262,7 +266,10 @@ def _transform(declared: Mapping[str, object]) -> Transform | None:
     if name is None or len(given) != (parameter is not None):
         if name is None and not given:
             return None
-        raise InvalidInput(f"the region field {dict(declared)}: `n` goes with a bucket, `width` with truncate")
+        raise InvalidInput(
+            f"the region field {dict(declared)} has wrong parameters. Give `n` only with bucket, and `width` "
+            "only with truncate"
+        )
     return parse_transform(str(name) if parameter is None else f"{name}({parameter})")
 
 
@@ -287,7 +294,7 @@ def _tried(text: str, columns: list[pa.Array]) -> pa.DataType:
         return nulls.type  # The expression fails for a sample value, so writes of rows with such a value are refused.
     if canonical(first) != canonical(second):
         raise InvalidInput(
-            f"the region expression {text!r} gives other values when asked again. Use functions of the row alone",
+            f"the region expression {text!r} gives different values for the same row. Use only functions of the row",
             expression=text,
         )
     return nulls.type
@@ -485,7 +492,9 @@ def _change(store: ObjectStore, change: Callable[[Registry], Registry], *, clock
     done = compare_and_swap(partial(read_registry, store), change, put, store=store, key=key, clock=clock, ids=ids)
     if done is None:
         raise Unavailable(
-            f"{key}: lost {ATTEMPTS} races against other processes. Nothing was changed. Try again later", key=key
+            f"{key}: other processes changed it during each of {ATTEMPTS} attempts. Nothing was changed. Try again "
+            "later",
+            key=key,
         )
     return done
 

@@ -169,7 +169,7 @@ def _find(
         return
     places = _places(store, held, key_hashes(wanted, key), kept)
     if places is not None and (beyond := sorted(places.keys() - {*held.entries})):
-        raise _beyond(held, f"WAL entry {beyond[0]}, which is not of it")
+        raise _beyond(held, f"WAL entry {beyond[0]}, which is not an entry of the generation")
     for entry in held.entries:
         if places is not None and entry not in places:
             continue
@@ -208,7 +208,7 @@ def _places(store: ObjectStore, held: Generation, hashes: Hashes, kept: KeptValu
 
 def _taken(held: Generation, records: pa.Table, rows: Rows) -> pa.Table:
     if rows[-1] >= records.num_rows:
-        raise _beyond(held, f"row {rows[-1]} of a WAL entry of {records.num_rows}")
+        raise _beyond(held, f"row {rows[-1]} of a WAL entry with {records.num_rows} rows")
     return records.take(pa.array(rows))
 
 

@@ -107,10 +107,10 @@ class WalAppender:
         found = read_known(self.store, self.region, self.next_id).entry
         if found.writer_epoch >= self.epoch:
             raise WriterFenced(
-                f"region {self.region}: WAL entry {self.next_id} was written under epoch {found.writer_epoch} by "
-                f"writer {found.writer_id} (seq {found.seq}), not by this one, with epoch {self.epoch}. A copy of "
-                "this process, by fork() or a restored machine, writes as well. Stop using this writer and open a "
-                "new one, which replays the acknowledged records",
+                f"region {self.region}: WAL entry {self.next_id} was written by writer {found.writer_id} with epoch "
+                f"{found.writer_epoch} (seq {found.seq}). This writer has epoch {self.epoch}. A copy of this "
+                "process, by fork() or a restored machine, also writes. Stop this writer and open a new one, which "
+                "replays the acknowledged records",
                 region=self.region,
                 entry=self.next_id,
                 epoch=self.epoch,

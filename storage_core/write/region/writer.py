@@ -134,8 +134,8 @@ def require_unmerged(manifest: RegionManifest, snapshot: Snapshot) -> None:
     merged = snapshot.merged_generations.get(manifest.region_id, 0)
     if manifest.current_generation <= merged:
         raise Corrupt(
-            f"region {manifest.region_id}: its manifest goes on with generation {manifest.current_generation}, but "
-            f"{merged} is merged",
+            f"region {manifest.region_id}: the manifest has the current generation {manifest.current_generation}, "
+            f"but generations up to {merged} are already merged",
             region=manifest.region_id,
         )
 
@@ -202,7 +202,7 @@ def _raise_epoch(store: ObjectStore, region: str, follow: Follow, *, clock: Cloc
         if commit(store, claimed, clock=clock):
             return claimed
     raise Unavailable(
-        f"region {region}: lost {_ATTEMPTS} races for its next epoch, because other writers claim it. Try again later",
+        f"region {region}: other writers claimed it during each of {_ATTEMPTS} attempts. Try again later",
         region=region,
     )
 
@@ -410,9 +410,10 @@ class RegionLog:
         """
         if latest.current_generation != flushed.generation:
             self.stopped = WriterFenced(
-                f"region {self.region}: this writer flushes generation {flushed.generation}, the manifest continues "
-                f"with {latest.current_generation}. A copy of this process, by fork() or a restored machine, flushed "
-                "as well. Stop using this writer and open a new one, which replays the acknowledged records",
+                f"region {self.region}: this writer flushes generation {flushed.generation}, but the manifest "
+                f"already has generation {latest.current_generation}. A copy of this process, by fork() or a "
+                "restored machine, also flushed. Stop this writer and open a new one, which replays the acknowledged "
+                "records",
                 region=self.region,
                 epoch=self.epoch,
             )
