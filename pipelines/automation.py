@@ -98,5 +98,5 @@ def load_automation(root: Path) -> tuple[AutomationDeclaration, Sequence[Problem
         return read_automation(root), ()
     except TidemarkError as error:
         problem = Problem(root / AUTOMATION, str(error))
-    LOG.error("the automation of all tables is left out: %s", problem.message)
+    LOG.error("the declaration of automation is not valid and is ignored: %s", problem.message)
     return AutomationDeclaration(), (problem,)

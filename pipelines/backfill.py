@@ -192,7 +192,7 @@ def chunks(declaration: TableDeclaration, start: str, end: str, chunk: str = "1d
     first, stop, length = parse_window(start, "--from"), parse_window(end, "--to"), _length(chunk, span)
     if any(bound % span.window_seconds for bound in (first, stop)):
         raise InvalidInput(
-            f"{start} and {end} must be starts of windows of {span.window_seconds} s. Correct --from or --to"
+            f"{start} or {end} is not the start of a window of {span.window_seconds} s. Correct --from or --to"
         )
     _require_within(span, first, stop, declaration.name)
     starts = range(first, stop, length)
@@ -203,19 +203,15 @@ def _require_within(span: Span, first: int, stop: int, name: str) -> None:
     start, end = partition_key(first), partition_key(stop)
     if first >= stop:
         raise InvalidInput(
-            f"--to {end} is not after --from {start}. --to is the end of the range, which is not included. For the "
-            f"window of --from alone, give --to {partition_key(first + span.window_seconds)}."
+            f"--to {end} is not after --from {start}. --to is the end of the range, which is not included. For only "
+            f"the window of --from, give --to {partition_key(first + span.window_seconds)}."
         )
     if first < span.first:
         raise InvalidInput(
-            f"--from {start} is before the first window of {name} that is a partition. Give "
-            f"{partition_key(span.first)} or later."
+            f"--from {start} is before the partitions of {name}. Give {partition_key(span.first)} or later."
         )
     if stop > span.end:
-        raise InvalidInput(
-            f"--to {end} is after the last window of {name} that is a partition. Give {partition_key(span.end)} at "
-            "most, which is the end of that window."
-        )
+        raise InvalidInput(f"--to {end} is after the partitions of {name}. Give {partition_key(span.end)} or earlier.")
 
 
 def _length(text: str, span: Span) -> int:
@@ -225,7 +221,7 @@ def _length(text: str, span: Span) -> int:
         raise error.reworded(f"--chunk: {error.found}") from error
     if seconds <= 0 or seconds % span.window_seconds:
         raise InvalidInput(
-            f"a chunk of {text!r} does not contain whole windows of {span.window_seconds} s. Use 1d or 6h."
+            f"--chunk {text!r} is not a multiple of the window of {span.window_seconds} s. Use 1d or 6h."
         )
     return seconds
 

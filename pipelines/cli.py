@@ -107,7 +107,7 @@ def _unknown_option(option: str, arguments: Sequence[str], context: Any) -> str:
     if context is not None and context.parent is None and option == "--json":
         rest = [each for each in arguments if each != option]
         if rest:
-            return f"{option} goes after the command: tidemark {' '.join([*rest, option])}"
+            return f"{option} must follow the command. Write tidemark {' '.join([*rest, option])}"
     known = [name for each in _options(context) for name in each.opts]
     by_word = {each.lstrip("-"): each for each in known}
     likely = did_you_mean(option.lstrip("-"), by_word)

@@ -174,7 +174,9 @@ def _require_apart(declared: Sequence[TableDeclaration]) -> None:
         ("uri", [each.uri for each in declared]),
     ):
         if twice := repeated(values):
-            raise InvalidInput(f"two TableComponents have the {what} {twice[0]!r}. Give each table its own.")
+            raise InvalidInput(
+                f"two TableComponents have the same {what} {twice[0]!r}. Give each table its own {what}."
+            )
 
 
 def _of_table(component: TableComponent, project: _Project, root: Path) -> Definitions:
@@ -193,8 +195,8 @@ def _of_raw_log(component: RawLogComponent, tables: Sequence[TableComponent], ro
     unknown = [name for name in raw.tables if name not in known]
     if unknown or not known:
         raise InvalidInput(
-            f"raw log {raw.name!r}: no TableComponent declares {', '.join(unknown) or 'a table'}. Add it to the "
-            "project, or in Python give both to component_definitions."
+            f"raw log {raw.name!r}: no TableComponent declares {', '.join(unknown) or 'a table'}. Add the table to "
+            "the project. In Python, give the raw log and its tables to component_definitions."
         )
     declared = _declared(component, tables, root)
     return Definitions(resources={LAUNCHER: _launcher(root)}, assets=build_raw_log_assets(declared))

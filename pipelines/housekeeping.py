@@ -240,5 +240,5 @@ def distribution_reason(raw_log: DeclaredRawLog, instance: DagsterInstance) -> s
         return f"{counted(chunks, 'chunk')} waiting"
     gaps = gaps_of(held)
     if gaps != recorded_gaps(instance, raw_log.declaration.name):
-        return f"{counted(len(gaps), 'gap')} of missing chunks, which the check does not show yet"
-    return SkipReason("nothing to do" + (f", held back by missing chunks: {held}" if held else ""))
+        return f"the check does not show {counted(len(gaps), 'gap')} of missing chunks yet"
+    return SkipReason("nothing to do" + (f". Records wait for missing chunks: {held}" if held else ""))

@@ -58,9 +58,9 @@ def database_url(environment: Mapping[str, str]) -> str:
     scheme, separator, rest = environment.get(POSTGRES, "").partition("://")
     if scheme not in _SCHEMES or not separator:
         raise InvalidInput(
-            f"{POSTGRES} is {'not a URL of PostgreSQL' if environment.get(POSTGRES) else 'not set'}, where this "
-            "instance keeps its history. Set it to postgresql://USER:PASSWORD@HOST:5432/DATABASE in every process of "
-            "Dagster."
+            f"{POSTGRES} is {'not a URL of PostgreSQL' if environment.get(POSTGRES) else 'not set'}, but this "
+            "instance stores its history there. Set it to postgresql://USER:PASSWORD@HOST:5432/DATABASE in every "
+            "process of Dagster."
         )
     return f"postgresql+psycopg2://{rest}"
 

@@ -399,7 +399,9 @@ def _records(instance: DagsterInstance, begun: dt.datetime, long_ago: dt.datetim
             new = [each for each in page if each.dagster_run.run_id not in seen]
             seen.update(each.dagster_run.run_id for each in new)
             if len(seen) > MOST_RUNS:
-                raise Unavailable(f"more than {MOST_RUNS:,} runs within an hour, whose bytes cannot be counted in time")
+                raise Unavailable(
+                    f"there are more than {MOST_RUNS:,} runs within an hour. Their bytes cannot be counted in time"
+                )
             yield from new
             if len(page) < PAGE:
                 break
@@ -485,8 +487,8 @@ def _runs(instance: DagsterInstance, run_ids: set[str]) -> Mapping[str, DagsterR
 
 def _in_work(name: str, run: DagsterRun) -> Held:
     return Held(
-        f"{name} is in work in the run {run.run_id}, which is {run.status.value}. Its outcome is not known yet. "
-        "Wait for its end. If its process is dead, mark the run as failed in the UI (`tidemark ui`).",
+        f"the run {run.run_id} ({run.status.value}) works on {name}, so the outcome is not known yet. Wait until the "
+        "run ends. If its process is dead, mark the run as failed in the UI (`tidemark ui`).",
         partition=name,
         run_id=run.run_id,
     )

@@ -72,7 +72,7 @@ def held_bytes(status: Status, now_ms: int) -> str:
     whys = (
         ("older versions", held.versions),
         ("the GC horizon", held.horizon),
-        ("the GC horizon, as orphans", held.orphans),
+        ("the GC horizon (never part of a version)", held.orphans),
     )
     kept = [f"{size(each.bytes)} kept by {why} {_until(each, now_ms)}" for why, each in whys if each.bytes]
     tags = [
@@ -176,7 +176,7 @@ class ExternalLook:
         found = survey(spec, most=MOST_LANDED)
         self.lists += max(found.entries - 1, 0) // PAGE_KEYS
         if found.entries >= MOST_LANDED:
-            self._unknown["ingest"] = f"{counted(MOST_LANDED, 'file')} or more lie in the landing place"
+            self._unknown["ingest"] = f"the landing place contains {counted(MOST_LANDED, 'file')} or more"
             return None
         waiting = pending(self.table.snapshot, found.files) if self.table else found.files
         sizes = [each.size for each in waiting]
@@ -408,7 +408,7 @@ These are the steps for fresh data, and the steps that schedules or people reque
 """
 _NOT_STARTED_BY_IT = frozenset({"collect", "wait", "resort"})
 """Steps that the upkeep sensor does not start."""
-_OFF = "automation is off, so no sensor starts it. Declare `automation: on` and reload the definitions"
+_OFF = "automation is off, so no sensor starts the step. Declare `automation: on` and reload the definitions"
 
 
 def held_back(
@@ -443,7 +443,7 @@ def _not_started(found: Sequence[Looked], declared: Sequence[TableDeclaration], 
     if all(each == "off" for each in switches.values()) or _sensor_is_on(root, automation):
         return {name: _OFF for name, switch in switches.items() if switch == "off"}
     declare = "" if automation.starts_by_itself else ", or declare `automation: on` and reload the definitions"
-    why = f"the sensor that starts it is stopped. Switch on {UPKEEP_SENSOR} in `tidemark ui`{declare}"
+    why = f"the sensor that starts the step is stopped. Switch on {UPKEEP_SENSOR} in `tidemark ui`{declare}"
     return {name: _OFF if switch == "off" else why for name, switch in switches.items()}
 
 

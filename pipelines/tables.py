@@ -252,7 +252,7 @@ def _take(declaration: TableDeclaration, file: Path, taken: Taken) -> None:
         value, (other, its_file) = getattr(declaration, name), taken[name, same]
         line = declaration_file.parse_yaml(file.read_bytes(), str(file)).line_of((name,))
         raise InvalidInput(
-            f"{file}:{line}: field `{name}`: {value!r} is taken, {its_file} has {other!r}. Choose another"
+            f"{file}:{line}: field `{name}`: {value!r} is taken, because {its_file} has {other!r}. Choose another value"
         )
     taken.update({(name, same): (getattr(declaration, name), file) for name, same in own})
 
@@ -264,7 +264,10 @@ def _take_queue(declaration: TableDeclaration, file: Path, taken: Taken) -> None
         return
     _, its_file = taken.setdefault(("queue", queue), (declaration.name, file))
     if its_file != file:
-        why = f"the queue of {its_file} cannot serve two tables. Make another queue, and send the events to both by SNS"
+        why = (
+            f"the queue already belongs to {its_file}, and a queue serves only one table. Create another "
+            "queue, and send the events to both queues by SNS"
+        )
         raise _in_field(file, "landing", InvalidInput(why))
 
 

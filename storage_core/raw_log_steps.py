@@ -219,7 +219,10 @@ def give_up_to(skip_gaps: Iterable[str]) -> Mapping[str, int]:
     for text in skip_gaps:
         writer, _, last = text.rpartition(":")
         if not writer or not last.isascii() or not last.isdigit():
-            raise InvalidInput(f"--skip-gap {text!r}: write the writer and the last missing chunk as WRITER:LAST")
+            raise InvalidInput(
+                f"--skip-gap {text!r} is not valid. Write the writer and the number of the last missing chunk "
+                "as WRITER:LAST"
+            )
         found[writer] = max(int(last), found.get(writer, 0))
     return found
 
@@ -235,9 +238,9 @@ def missing_chunks(raw_log: str, held: Iterable[Mapping[str, Any]]) -> Corrupt:
         last[each["writer"]] = max(each["last"], last.get(each["writer"], 0))
     gaps = " ".join(f"--skip-gap {writer}:{until}" for writer, until in last.items())
     return Corrupt(
-        "the stores of the raw log lack chunks, and later records of their writers wait",
+        "chunks are missing in all stores of the raw log, so later records of their writers wait",
         advice=(
-            "copy a backup of live/ into any store. If there is no backup, give the chunks up: tidemark distribute "
+            "copy a backup of live/ into any store. If there is no backup, skip the chunks: tidemark distribute "
             f"{raw_log} {gaps}"
         ),
     )

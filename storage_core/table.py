@@ -1788,9 +1788,7 @@ def _opened(name: str, given: object, consistency: str) -> Opened | pa.Table:
         given = pa.Table.from_batches([given])
     rows = read_whole(given) if is_stream(given) else given
     if not isinstance(rows, pa.Table):
-        raise InvalidInput(
-            f"{name} of a query is a table or Arrow data, found {quoted(given)}. Give one of these", name=name
-        )
+        raise InvalidInput(f"{name} of a query is {quoted(given)}. Give a table or Arrow data", name=name)
     try:
         return rows if is_stream(given) else validated_rows(rows)
     except InvalidInput as error:

@@ -203,8 +203,8 @@ def _mail_server(declared: EmailDeclaration, seconds: float) -> smtplib.SMTP:
         server.close()
         if isinstance(error, smtplib.SMTPNotSupportedError):
             raise Unavailable(
-                "the mail server does not offer STARTTLS. Declare `security: tls` with its port, or check "
-                "whether another host answers in its place."
+                "the mail server does not offer STARTTLS. Declare `security: tls` with the port for TLS. Also check "
+                "that the host is the mail server."
             ) from None
         raise
     return server

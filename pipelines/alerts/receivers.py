@@ -40,25 +40,30 @@ def _words(given: object) -> object:
     No message repeats this text, because the text may contain a secret.
     """
     if isinstance(given, str):
-        raise InvalidInput('a command is a list of words, such as ["program", "argument"]. It is run without a shell.')
+        raise InvalidInput(
+            'the command is a text. Write a list of words, such as ["program", "argument"], because no shell '
+            "runs the command."
+        )
     return given
 
 
 def _receivers(given: object) -> object:
     if not isinstance(given, list | tuple) or not all(isinstance(each, Mapping) for each in given):
-        raise InvalidInput("receivers are a list of mappings, each with webhook, command or email. Write such a list")
+        raise InvalidInput(
+            "receivers is not a list of mappings. Write a list of mappings, each with webhook, command or email"
+        )
     return given
 
 
 def _address(text: str) -> str:
     if not _ADDRESS.fullmatch(text):
-        raise InvalidInput("an address is written as ann@example.com. Correct it")
+        raise InvalidInput("the address is not valid. Write it as ann@example.com")
     return text
 
 
 def _absolute(path: str) -> str:
     if not Path(path).is_absolute():
-        raise InvalidInput("a ca_file is an absolute path, such as /etc/ssl/mail-ca.pem. Write the whole path")
+        raise InvalidInput("the ca_file is not an absolute path. Write the whole path, such as /etc/ssl/mail-ca.pem")
     return path
 
 
@@ -76,12 +81,10 @@ def check_url(text: str) -> None:
         parts, is_sound = urlsplit(""), False
     if not is_sound or not text.isascii() or not text.isprintable() or " " in text:
         raise InvalidInput(
-            "a webhook is a URL, https://…, or $NAME for the environment variable that contains the URL. Correct it"
+            "the webhook is not a URL. Write https://…, or $NAME for the environment variable that contains the URL"
         )
     if parts.username is not None and parts.scheme == "http" and not on_loopback(text):
-        raise InvalidInput(
-            "a webhook with a name and a password must be https://…, so that the password is encrypted. Correct it"
-        )
+        raise InvalidInput("the webhook would send its password without encryption. Write https://…")
 
 
 class EmailDeclaration(Closed):
@@ -105,11 +108,12 @@ class EmailDeclaration(Closed):
     def _no_password_in_the_clear(self) -> Self:
         if self.user is not None and self.security == "none":
             raise InvalidInput(
-                "a user needs `security: starttls` or tls, so that the password is encrypted. Correct it"
+                "the password of the user would not be encrypted. Declare `security: starttls` or `security: tls`"
             )
         if self.ca_file is not None and self.security == "none":
             raise InvalidInput(
-                "a ca_file needs `security: starttls` or tls, which use certificates. Add one, or leave ca_file out"
+                "a ca_file has no effect with `security: none`. Declare `security: starttls` or `security: tls`, or "
+                "leave ca_file out"
             )
         return self
 
@@ -124,7 +128,7 @@ class ReceiverDeclaration(Closed):
     @model_validator(mode="after")
     def _is_one(self) -> Self:
         if sum(each is not None for each in (self.webhook, self.command, self.email)) != 1:
-            raise InvalidInput("a receiver is one of webhook, command and email. Give exactly one")
+            raise InvalidInput("a receiver needs one of webhook, command and email. Give exactly one")
         return self
 
     @property

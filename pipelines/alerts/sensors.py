@@ -162,7 +162,9 @@ def _late_tables(
             context.log.error("alert not delivered: %s", problem)
         context.update_cursor(done.cursor.to_text())
         late = counted(len(done.cursor.said), "table")
-        return SkipReason(f"{late} behind, rejecting or unreadable, {counted(len(done.sent), 'alert')} sent")
+        return SkipReason(
+            f"{late} late, unreadable or with too many rejected rows. {counted(len(done.sent), 'alert')} sent"
+        )
 
     return SensorDefinition(
         name=f"{automation.prefix}{LATE_TABLES}",

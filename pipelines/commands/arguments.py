@@ -179,8 +179,8 @@ def declared_table(text: str, target: Target, *, dry_run: bool = False) -> Table
     else:
         table = Table.declare(declaration, target.uri)
     if table.snapshot.metadata != before.snapshot.metadata:
-        did = "differs from the table. A run without --dry-run changes the table first"
-        done = f"was applied to the table, which is changed at version {table.version}"
+        did = "differs from the table. Without --dry-run, the run first changes the table"
+        done = f"was applied to the table. This changed the table at version {table.version}"
         output.warning(f"{target.file} {did if dry_run else done}")
     return table
 
@@ -214,7 +214,7 @@ def windows(window: str | None, start: str | None, end: str | None, *, everythin
         InvalidInput: The options contradict each other.
     """
     if everything and (window, start, end) != (None, None, None):
-        raise InvalidInput("give either --all or windows (--window, --from, --to), not both. Leave one of them out")
+        raise InvalidInput("--all cannot be combined with windows (--window, --from, --to). Leave one of them out")
     chosen = window_range(window, start, end)
     if chosen.start is not None and chosen.end is not None and chosen.end <= chosen.start:
         raise InvalidInput(

@@ -81,9 +81,7 @@ def catalog(
     with open_catalog(catalog_url(url), must_exist=action in ("check", "sql")) as opened:
         match action:
             case "refresh" | "rebuild" | "check" if explain:
-                raise InvalidInput(
-                    f"--explain shows the plan of a question, and `{action}` has none. Leave --explain out."
-                )
+                raise InvalidInput(f"--explain works only with sql, and `{action}` has no plan. Leave --explain out.")
             case "refresh" | "rebuild":
                 _refresh(opened, words or [], rebuild=action == "rebuild", as_json=as_json)
             case "check":
@@ -133,8 +131,8 @@ def _check(opened: Catalog, names: Sequence[str], *, as_json: bool) -> None:
     wrong = [each for each in found if each.differences]
     if wrong:
         raise Corrupt(
-            f"{wrong[0].uri}: the catalog differs from the log in {counted(wrong[0].differences, 'place')}: "
-            f"{wrong[0].shown[0]}",
+            f"{wrong[0].uri}: the catalog has {counted(wrong[0].differences, 'difference')} from the log. The first "
+            f"is: {wrong[0].shown[0]}",
             advice=f"the log is correct. Run: tidemark catalog rebuild {wrong[0].uri} --url …",
         )
 
@@ -143,10 +141,11 @@ def _ask(opened: Catalog, words: Sequence[str], options: dict[str, Any], *, expl
     question, table = words[0] if words else "", words[1] if len(words) > 1 else None
     if not question or len(words) > 2:
         raise InvalidInput(
-            "expected one question. Ask one of: candidates TABLE, between TABLE, expired [TABLE], changes TABLE, SQL"
+            "sql needs exactly one question. Give one of: candidates TABLE, between TABLE, expired [TABLE], changes "
+            "TABLE, SQL"
         )
     if question not in _QUESTIONS:
-        refuse_beside("a statement", {"--explain": explain, "a word": table}, why="goes to the database unchanged")
+        refuse_beside("a statement", {"--explain": explain, "a word": table}, why="is sent to the database unchanged")
         _statement(opened, question, as_json=as_json)
         return
     if explain:

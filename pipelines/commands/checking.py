@@ -100,7 +100,7 @@ def _show_report(report: Report, *, as_json: bool) -> None:
     shown = dict.fromkeys(("severity", "kind", "key", "expected", "found", "advice"), output.cell)
     output.records(found, shown, as_json=False, nothing="nothing is wrong")
     opens = "does not open" if report.version is None else f"opens at version {report.version}"
-    looked = "every object read" if report.deep else "splits and segments by size only, --deep reads them"
+    looked = "every object read" if report.deep else "only the sizes of splits and segments, use --deep to read them"
     tally = ", ".join(f"{count:,} {name}" for name, count in counts.items())
     size = f"{counted(report.objects, 'object')}, {counted(report.bytes, 'byte')}"
     output.line(f"{report.uri} {opens}: {size} ({looked}); {tally}")
@@ -126,7 +126,7 @@ def _show_audit(done: JobReport, *, as_json: bool) -> NoReturn:
         output.records(
             named, dict.fromkeys(("not checkable", "version", "reason"), output.cell), as_json=False, nothing=""
         )
-    judged = f"{counted(details['splits'], 'split')} and {counted(details['merges'], 'merge')} judged"
+    judged = f"{counted(details['splits'], 'split')} and {counted(details['merges'], 'merge')} checked"
     violated = counted(sum(details["violated"].values()), "violation")
     output.line(f"version {done.version}: {judged}, {details['not_checkable']:,} not checkable, {violated}")
     raise typer.Exit(0 if clean else Corrupt.exit_code)
@@ -139,7 +139,7 @@ def _show_outcome(outcome: Outcome, *, as_json: bool) -> None:
         for each in outcome.lost
     ]
     unproven: list[output.Record] = [
-        {"unproven": key, "reason": "only the file itself shows that it was committed"} for key in outcome.unproven
+        {"unproven": key, "reason": "no log entry proves that the file was committed"} for key in outcome.unproven
     ]
     if as_json:
         for each in [*recovered, *lost, *unproven]:
@@ -310,7 +310,7 @@ def _show(found: ForgetReport, fields: Mapping[str, object], *, paths: bool, as_
     of_table = [each for each in found.held if each.kind != "landed_file"]
     landed = [each for each in found.held if each.kind == "landed_file"]
     output.line(
-        f"{counted(len(_objects(found)), 'object')} still contain the rows, of {found.objects:,} objects and the "
+        f"{counted(len(_objects(found)), 'object')} still contain the rows, out of {found.objects:,} objects and the "
         "landed files:"
     )
     for reason, until, count in _forget_summary(of_table):

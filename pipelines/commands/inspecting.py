@@ -298,11 +298,11 @@ def restore(
         )
     elif done.commit_id:
         output.line(
-            f"version {done.snapshot.version:,} is version {done.restored_version:,} again: "
-            f"{counted(done.splits_added, 'split')} back, {done.splits_removed:,} out"
+            f"version {done.snapshot.version:,} has the content of version {done.restored_version:,}: "
+            f"{counted(done.splits_added, 'split')} added, {done.splits_removed:,} removed"
         )
     else:
-        output.line(f"the table is as version {done.restored_version:,} already")
+        output.line(f"nothing to do, because the table already has the content of version {done.restored_version:,}")
 
 
 def tag(
@@ -351,12 +351,12 @@ def _show(found: Tag, status: str, *, as_json: bool) -> None:
     if as_json:
         output.json_line({"status": status, **about})
     elif status == "removed":
-        output.line(f"{found.name} removed, it was version {found.version:,}")
+        output.line(f"tag {found.name} of version {found.version:,} removed")
     else:
         until = (
             "until you delete the tag" if found.expires_at_ms is None else f"until {instant_ms(found.expires_at_ms)}"
         )
-        output.line(f"{found.name} is version {found.version:,} {until}")
+        output.line(f"tag {found.name} keeps version {found.version:,} {until}")
 
 
 def _about_version(found: Tag) -> dict[str, object]:
@@ -486,6 +486,6 @@ def _print_collected(found: CollectedEntries, *, as_json: bool) -> None:
         output.json_line({"region_id": found.region_id, "collected_entries": found.entries})
     else:
         output.line(
-            f"not shown: {found.entries:,} WAL entries of region {found.region_id}, merged or sorted and collected "
-            "before they were read. The table contains their rows."
+            f"not shown: {found.entries:,} WAL entries of region {found.region_id}, because they were merged and "
+            "collected before this command read them. The table contains their rows."
         )

@@ -225,7 +225,7 @@ def records(
         names, shown = _fitted(list(columns), shown, optional, width)
         grid(names, shown, width=width)
         if len(names) < len(columns):
-            line(f"a wider terminal shows more: {', '.join(name for name in columns if name not in names)}")
+            line(f"more columns in a wider terminal: {', '.join(name for name in columns if name not in names)}")
     else:
         line(nothing)
     not_shown(sum(1 for _ in rest), more)

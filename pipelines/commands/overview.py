@@ -161,7 +161,7 @@ def alerts(
     root = declared().root
     known = read_alerts(root)
     if test and not known.receivers:
-        raise NotFound(f"no receiver is declared, so nobody would be notified. Write one into {root / ALERTS}.")
+        raise NotFound(f"no receiver is declared, so no alert can be sent. Write a receiver into {root / ALERTS}.")
     found = [{"receiver": place, "kind": each.kind} for place, each in enumerate(known.receivers, 1)]
     output.records(
         found, {"receiver": number, "kind": cell}, as_json=as_json, nothing="alerts.yaml declares no receiver"

@@ -144,7 +144,7 @@ def append_lines(file: str, target: RawTarget, *, file_format: str | None, as_js
         raise InvalidInput(
             f"{counted(tally.bad, 'line')} {'is not a valid row' if tally.bad == 1 else 'are not valid rows'}. "
             f"{counted(tally.acknowledged, 'row')} of the other lines {'is' if tally.acknowledged == 1 else 'are'} "
-            "acknowledged. Correct these lines, then append them alone",
+            "acknowledged. Correct these lines, then append only these lines",
             rejected=tally.rejected,
         )
     if as_json:
@@ -207,9 +207,9 @@ def _listed_segments(history: History, at: RawPlaces, *, verify: bool, as_json: 
         _show(about)
     if found is not None and (found.gaps or found.damaged):
         raise Corrupt(
-            f"the stores lack {counted(len(found.gaps), 'stretch', 'stretches')} of records, and every copy of "
-            f"{counted(len(found.damaged), 'chunk')} is damaged",
-            advice="copy a backup of live/ into any of them, which heals both",
+            f"{counted(len(found.gaps), 'range')} of records and an undamaged copy of "
+            f"{counted(len(found.damaged), 'chunk')} are missing in all stores",
+            advice="copy a backup of live/ into any store. This repairs both",
         )
 
 
@@ -318,9 +318,9 @@ def _show(about: dict[str, object]) -> None:
     output.line(f"{counted(_count(about['chunks']), 'chunk')}, {number(about['bytes'])} bytes")
     if isinstance(waiting := about["tables"], dict):
         lacking = ", ".join(f"{name} {number(count)}" for name, count in waiting.items())
-        output.line(f"chunks that tables lack: {lacking or 'none'}")
+        output.line(f"chunks that are not in a table yet: {lacking or 'none'}")
     if about["oldest_waiting_ms"] is not None:
-        output.line(f"the oldest of them began {instant_ms(about['oldest_waiting_ms'])}")
+        output.line(f"the oldest of these chunks began at {instant_ms(about['oldest_waiting_ms'])}")
     for name in ("stores", "unreachable"):
         for uri in _listed(about[name]):
             output.line(f"{'store' if name == 'stores' else 'does not answer'}: {uri}")
@@ -409,8 +409,8 @@ def _refuse_table(uri: str) -> None:
 
     if exists(uri):
         raise InvalidInput(
-            f"{uri} is a table, and --table is for a raw log. Leave --table out to append to this table, or give the "
-            "name or location of a raw log"
+            f"{uri} is a table, but --table needs a raw log. Leave --table out to append to this table, or give a "
+            "raw log"
         )
 
 
@@ -459,7 +459,7 @@ def _heal(stores: Sequence[ObjectStore], *, verify: bool, dry_run: bool, as_json
         output.line(f"{status.replace('_', ' ')}: {found.objects:,} chunks and objects of record ids")
         for uri, lacking in found.lacking.items():
             copied, replaced = found.copied.get(uri, 0), found.replaced.get(uri, 0)
-            output.line(f"{uri}: lacked {lacking:,}, copied {copied:,}, replaced {replaced:,}")
+            output.line(f"{uri}: {lacking:,} missing, {copied:,} copied, {replaced:,} replaced")
     if found.damaged:
         raise Corrupt(f"{len(found.damaged):,} objects have no undamaged copy: {', '.join(found.damaged[:10])}")
     if not dry_run and not found.is_whole:

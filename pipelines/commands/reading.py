@@ -223,7 +223,7 @@ def _show_plan(plan: Plan, *, as_json: bool, with_splits: bool = False) -> None:
     if with_splits:
         shown = {"window_start": output.window, "rows": output.number, "size": output.number, "path": output.cell}
         read = plan.tables[0].to_dict()["read"]
-        output.records(read, shown, as_json=False, nothing="no split can hold a matching row")
+        output.records(read, shown, as_json=False, nothing="no split can contain a matching row")
 
 
 # Search.
@@ -380,7 +380,9 @@ def search(
     question["columns"] = None if names is None else [name for name in names if name in table.schema.names] or None
     if explain or analyze:
         of_order = {"--order-by": order_by, "--ascending": ascending, "--snippets": snippets}
-        refuse_beside("--explain" if explain else "--analyze", of_order, why="explains a search by score")
+        refuse_beside(
+            "--explain" if explain else "--analyze", of_order, why="explains only a search that orders by score"
+        )
         plan = table.explain_search(query, **question, analyze=analyze)
         if as_json:
             output.json_line(plan.to_dict())
@@ -429,7 +431,7 @@ def recall(
         output.json_line(asdict(found))
         return
     output.line(f"index {found.index}: recall@{found.k} {found.recall:.4f} over {found.queries:,} queries")
-    output.line(f"  rows scored exactly: {found.rows:,}, ranked by vectors in all searches: {found.candidates:,}")
+    output.line(f"  rows scored exactly: {found.rows:,}. Rows ranked by vectors in all searches: {found.candidates:,}")
 
 
 def _numbers(option: str, given: list[str] | None) -> dict[str, float] | None:
@@ -443,8 +445,8 @@ def _numbers(option: str, given: list[str] | None) -> dict[str, float] | None:
             value = None
         if not name or value is None or name in found:
             raise InvalidInput(
-                f"{option}: {quoted(each)} is not a name with a number, such as words=2, or is given twice"
-                ". Give each name once, with a number"
+                f"{option}: {quoted(each)} is not a name with a number, or its name is given twice. Give each name "
+                "once, such as words=2"
             )
         found[name] = value
     return found or None

@@ -96,7 +96,7 @@ def append(
         return
     if key or unique_by or also or optional or operation != "put":
         options = "--operation, --key, --unique-by, --also and --optional"
-        raise InvalidInput(f"{options} are for a raw log. Give its table with --table.")
+        raise InvalidInput(f"{options} work only with a raw log. Give the table of the raw log with --table.")
     table = table_to_change(uri)
     with landed(file) as path:
         rows = rows_of(table, path, file, format_)

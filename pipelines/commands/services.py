@@ -349,7 +349,7 @@ def backfill(
         if stopped():
             require_complete(ended, only_failed=failed)
     if failed and not ended and not as_json:
-        output.line(f"nothing to do: no window from {start} to {end} had a last run that failed or was ended")
+        output.line(f"nothing to do: no window from {start} to {end} has a last run that failed or was killed")
     bad = [each for each in ended if each.error is not None]
     if bad:
         raise TidemarkError(
@@ -391,8 +391,10 @@ def require_complete(ended: Sequence[ChunkDone], *, only_failed: bool) -> None:
     if last.following is None and last.error != Interrupted.kind:
         return
     bad = sum(each.error is not None for each in ended)
-    counts = f"{len(ended) - bad} of {last.of} chunks done, {bad} begun or failed, {last.of - len(ended)} not begun"
-    advice = ["--failed for what was begun"] if bad and not only_failed else []
+    counts = (
+        f"{len(ended) - bad} of {last.of} chunks done, {bad} interrupted or failed, {last.of - len(ended)} not started"
+    )
+    advice = ["--failed for interrupted or failed chunks"] if bad and not only_failed else []
     advice += [f"--from {last.following} for the rest"] if last.following and not only_failed else []
     how = f" and {', and with '.join(advice)}" if advice else ""
     raise Interrupted(f"stopped by a signal: {counts}. Continue with the same command{how}.")
@@ -400,7 +402,7 @@ def require_complete(ended: Sequence[ChunkDone], *, only_failed: bool) -> None:
 
 def _windows_of(bad: Sequence[ChunkDone]) -> str:
     names = [name for each in bad for name in each.failed]
-    return f", of them only the windows {listed(names)}" if all(each.failed for each in bad) else ""
+    return f", but only in the windows {listed(names)}" if all(each.failed for each in bad) else ""
 
 
 def _declared(name: str) -> DeclaredTable:

@@ -154,7 +154,7 @@ def _read(of: Described, given: Mapping[str, Any]) -> object:
         return _mode([mode for mode in of.about.choices or {} if given[mode]]) or of.default
     value = given[of.name]
     if of.about.has_all and given["all_"] and value is not None:
-        raise InvalidInput(f"give either --all or {_option(of)}, not both. Leave one of them out")
+        raise InvalidInput(f"--all cannot be combined with {_option(of)}. Leave one of them out")
     if of.about.is_duration:
         value = duration_ms(_option(of), value)
     if isinstance(value, list):
@@ -164,7 +164,7 @@ def _read(of: Described, given: Mapping[str, Any]) -> object:
 
 def _mode(given: list[Mode]) -> Mode | None:
     if len(given) > 1:
-        raise InvalidInput(f"--{given[0]} and --{given[1]} exclude each other. Give one of them")
+        raise InvalidInput(f"--{given[0]} cannot be combined with --{given[1]}. Leave one of them out")
     return given[0] if given else None
 
 
@@ -275,14 +275,14 @@ def _show_published(done: Mirrored, *, as_json: bool) -> None:
         output.json_line({"status": "committed" if done.commits else "nothing_to_do", **asdict(done)})
         return
     if done.version is None:
-        output.line(f"{done.format} shows no version yet")
+        output.line(f"no version is published as {done.format} yet")
     else:
         shown_as = f"{'snapshot' if done.format == 'iceberg' else 'version'} {done.shown_as}"
         output.line(f"{done.format} {shown_as} shows version {done.version} of the table ({done.commits:,} new)")
         if done.format == "iceberg":
             output.line(f"newest metadata: {done.location}")
     if done.waits_for is not None:
-        output.line(f"newer ones wait: {done.waits_for}")
+        output.line(f"newer versions are not published yet: {done.waits_for}")
 
 
 def leases(
@@ -320,7 +320,7 @@ def _break(table: Table, resource: str, *, as_json: bool) -> None:
     if as_json:
         output.json_line({"broken": resource, "token": token})
     else:
-        output.line(f"broken: {resource}. From now on, only tokens above {token} can commit.")
+        output.line(f"lease broken: {resource}. Now only holders with a token above {token} can commit.")
 
 
 def _show_leases(table: Table, *, as_json: bool) -> None:
@@ -416,8 +416,9 @@ def simulate_policy(
 
     if rate * every > MOST_RUNS_BEHIND * MOST_INPUTS:
         raise InvalidInput(
-            f"--rate {rate} with --every {every} is {rate * every} splits between two compactions, and a compaction "
-            f"replaces {MOST_INPUTS}. The largest number is {MOST_RUNS_BEHIND * MOST_INPUTS}. Choose a smaller --every."
+            f"--rate {rate} with --every {every} gives {rate * every} splits between two compactions. The limit is "
+            f"{MOST_RUNS_BEHIND * MOST_INPUTS}, because one compaction replaces {MOST_INPUTS}. Choose a smaller "
+            "--every."
         )
     load = Ingestion(
         rates=[rate] * MINUTES_PER_DAY,

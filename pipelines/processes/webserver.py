@@ -79,7 +79,7 @@ class BrowserGuard:
         """Return the reason to refuse the request, or None."""
         hosts = headers.getlist("host")
         if len(hosts) != 1 or (host := Authority.parse(hosts[0])) is None:
-            return "The header Host is not one host. Send the address that the webserver listens on."
+            return "The header Host is missing or not valid. Send one host, such as the address of the webserver."
         if host.host not in self._names and not _is_address_of(scope, host.host):
             return (
                 f"The host {host.host!r} is not declared for this webserver. If people reach the webserver by this "
@@ -87,8 +87,8 @@ class BrowserGuard:
             )
         if not all(self._is_own(each, host) for each in headers.getlist("origin")):
             return (
-                "The origin of the page is not this webserver. If the page is that of a proxy in front of the "
-                "webserver, start the webserver with --allow-host and the host of the page."
+                "The request comes from a page of another origin. If a proxy serves this page, start the webserver "
+                "with --allow-host and the host of the page."
             )
         sites = set(headers.getlist("sec-fetch-site"))
         if not sites <= {"same-origin", "none"} and not _opens_a_page(scope, headers):
@@ -125,7 +125,7 @@ def _opens_a_page(scope: Scope, headers: Headers) -> bool:
 def _refused_content(scope: Scope, headers: Headers) -> str | None:
     """Return the reason to refuse the content of a request, or None. The page that sent the request does not matter."""
     if any(name == "query" and _changes(text) for name, text in parse_qsl(scope["query_string"].decode("latin-1"))):
-        return "A mutation in an address is not carried out. Send the mutation by POST as application/json."
+        return "A mutation in a URL is not allowed. Send the mutation by POST as application/json."
     types = [each.partition(";")[0].strip().lower() for each in headers.getlist("content-type")]
     if scope["method"] not in _READS and (len(types) != 1 or types[0] not in _CONTENT):
         return "The content type of the request is not accepted. Send the request as application/json."

@@ -71,7 +71,7 @@ class Choice:
             waiting[each.why].append(f"{each.wanted.declaration.name} {each.wanted.job}")
         named = (f"{', '.join(map(str, first_of(names, _MOST_NAMED)))}: {why}" for why, names in waiting.items())
         deferred = [f"{counted(len(self.deferred), 'step')} waiting ({'; '.join(named)})"] if self.deferred else []
-        return ", ".join([f"{counted(len(self.chosen), 'step')} asked for", *deferred])
+        return ", ".join([f"{counted(len(self.chosen), 'step')} requested", *deferred])
 
 
 def read_upkeep_of_all(root: Path | None) -> UpkeepOfAllDeclaration:
@@ -150,7 +150,7 @@ class Limit:
 
     def __str__(self) -> str:
         """Return a text that shows the used part of the budget."""
-        saved = ", the rest is saved for a large piece" if self.is_saved else ""
+        saved = ", the rest is reserved for a large step" if self.is_saved else ""
         return f"bytes_per_hour of {self.of}, {size(self.spent)} of {size(self.most)} used{saved}"
 
 

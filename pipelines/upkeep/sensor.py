@@ -57,7 +57,7 @@ example, the sensor knows when a writer will have been silent for long enough.
 """
 
 
-_NOT_DECLARED = "no valid file declares it any more. Correct the file, or reload the definitions"
+_NOT_DECLARED = "no valid file declares the table any more. Correct the file, or reload the definitions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,9 +150,9 @@ class Upkeep:
         for each in choice.chosen:
             of = (each.declaration.name, each.job)
             self._asked_ms[of] = self._since_ms[of] = self._clock.now_ms()
-        looked = f"looked at {done} of {counted(len(names), 'table')}: {choice}"
+        looked = f"checked {done} of {counted(len(names), 'table')}: {choice}"
         own = self._own(at_work.waiting) + self._own(at_work.working)
-        said = "; ".join([looked, *([f"{counted(own, 'run')} waiting or at work"] if own else []), *problems])
+        said = "; ".join([looked, *([f"{counted(own, 'run')} waiting or running"] if own else []), *problems])
         if choice.chosen and choice.deferred:  # if a tick has no runs, its skip reason is this text
             context.log.info("%s", said)
         return SensorResult(

@@ -94,7 +94,7 @@ class Selection:
         if self.commits is not None and self.commits < 1:
             raise InvalidInput(f"the number of compactions is {self.commits}. Give 1 or more")
         if sum(each is not None for each in (self.since, self.commits, self.last_run or None)) > 1:
-            raise InvalidInput("give one of a version to begin after, a number of compactions, and the last run")
+            raise InvalidInput("since, commits and last_run cannot be combined. Give only one of them")
 
     @property
     def only_compacted(self) -> bool:
@@ -424,7 +424,7 @@ def audit_merge(store: ObjectStore, merged: RetainedMerge) -> tuple[list[Fault],
 
 def _faults_of_the_log(merged: RetainedMerge, table: AuditedTable) -> Iterator[Fault]:
     for path in merged.still_live:
-        yield Fault("MC-1", f"{merged.name} says that it replaces {path}, which the version did not remove")
+        yield Fault("MC-1", f"{merged.name} replaces {path}, but its version did not remove that split")
     if not merged.inputs:
         return
     window = merged.inputs[0].windowStart
@@ -442,7 +442,9 @@ def _faults_of_the_rows(store: ObjectStore, merged: RetainedMerge, table: Audite
         return
     order = table.order_of(merged.inputs[0]) if merged.inputs else None
     if merged.inputs and order is None and merged.inputs[0].sortSchema is not None:
-        yield Fault("MC-3", f"the order {merged.inputs[0].sortSchema!r} does not fit the columns that the table had")
+        yield Fault(
+            "MC-3", f"the sort schema {merged.inputs[0].sortSchema!r} names columns that the table did not have"
+        )
     outputs = _Outputs(order)
     after = _fingerprint(outputs.looked_at(_opened(store, merged.outputs, table.schema, schemas := [])))
     yield from row_faults(before, after)
@@ -678,7 +680,7 @@ def execute(store: ObjectStore, work: Work) -> Answer:
             return _audited_merges(store, [RetainedMerge.from_object(each) for each in work["merges"]])
         case other:
             raise InvalidInput(
-                f"an audit has no work of the kind {other!r}. The driver and the tasks run different releases"
+                f"the audit got work of the unknown kind {other!r}. Run the driver and the tasks with the same release"
             )
 
 

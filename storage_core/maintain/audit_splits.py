@@ -210,7 +210,7 @@ def _missing_column_faults(split: OpenSplit, order: SortOrder) -> Iterator[Fault
             value = _at(key, places.get(name))
             found += [] if value is None else [f"{value!r} in the {what} row key"]
         if (add.nullCounts or {}).get(name, split.rows) != split.rows:
-            found.append(f"{(add.nullCounts or {})[name]} nulls of {split.rows}")
+            found.append(f"{(add.nullCounts or {})[name]} nulls in {split.rows} rows")
         if found:
             yield Fault(
                 "SS-3", f"the file has no column {name!r}, so the column is null. The log records: {', '.join(found)}"
@@ -303,7 +303,9 @@ def _bounds_of_nothing(split: OpenSplit, order: SortOrder | None) -> Iterator[Fa
         ("column expressions", add.columnRegexes),
     ):
         if strange := sorted({*(recorded or {})} - known):
-            yield Fault("SS-5", f"{what}: the log has some of {', '.join(strange)}, which the file does not have")
+            yield Fault(
+                "SS-5", f"{what}: the log has entries for the columns {', '.join(strange)}, which are not in the file"
+            )
 
 
 def _resorted(add: Add, written: AuditedTable) -> list[Fault]:
@@ -314,7 +316,13 @@ def _resorted(add: Add, written: AuditedTable) -> list[Fault]:
     try:
         expected = bind(written.config, written.schema).text
     except InvalidInput as error:
-        return [Fault("SS-4", f"its own settings do not fit its own columns: {error}")]
+        return [Fault("SS-4", f"the settings in the file do not fit the columns of the file: {error}")]
     if add.sortSchema is None or nameless(add.sortSchema) == nameless(expected):
         return []
-    return [Fault("SS-4", f"the split says {add.sortSchema!r}, its table was sorted by {expected!r} when it was made")]
+    return [
+        Fault(
+            "SS-4",
+            f"the split has the sort schema {add.sortSchema!r}, but the table had {expected!r} when the split was "
+            "written",
+        )
+    ]

@@ -69,8 +69,8 @@ def list_whole_table(store: ObjectStore) -> Listing:
     found = list_table(store)
     if source_key() in found.parsed:
         raise InvalidInput(
-            f"{store.uri}: is a shallow clone, and most of its files are in another table. If it opens, clone it with "
-            "--deep. Otherwise repair its source and clone that again",
+            f"{store.uri}: a shallow clone cannot be repaired, because most of its files are in another table. If "
+            "the clone opens, clone it with --deep. Otherwise repair the source, then clone the source again",
             uri=store.uri,
         )
     return found
@@ -101,7 +101,7 @@ def check_files(store: ObjectStore, listing: Listing, snapshot: Snapshot, *, dee
     moved = by_input(snapshot.translations.values())
     for segment in snapshot.segments.values():
         if not reaches(segment, snapshot.splits, moved):
-            what = f"{segment.covers[0]} is not, nor what its rows went to" if segment.covers else "none"
+            what = f"neither {segment.covers[0]} nor a split with its rows is live" if segment.covers else "none"
             yield Finding(kind=Kind.SEGMENT_STALE, key=segment.path, expected="to cover live splits", found=what)
 
 
@@ -204,7 +204,7 @@ def _boundary(store: ObjectStore, listing: Listing, head: Snapshot | None) -> It
     versions = listing.versions(KeyKind.VERSION)
     if key not in listing.objects:
         if versions and versions[0] > 0:
-            expected = f"that version files below {versions[0]} are gone"
+            expected = f"a record that version files below {versions[0]} were collected"
             yield Finding(kind=Kind.GC_BOUNDARY_DAMAGED, key=key, expected=expected, found="nothing")
         return
     first = try_read(key, "the first version that may exist", lambda: first_version(store))
@@ -230,7 +230,7 @@ def _tags(store: ObjectStore, listing: Listing) -> Iterator[Finding]:
     checkpoints = {*listing.versions(KeyKind.STATE), *listing.versions(KeyKind.JSON_CHECKPOINT)}
     for name, tag in sorted(tags.by_name.items()):
         if tag.version not in checkpoints:
-            expected = f"a checkpoint of version {tag.version}, which the tag {name!r} keeps"
+            expected = f"a checkpoint of version {tag.version} for the tag {name!r}"
             yield Finding(kind=Kind.TAG_WITHOUT_VERSION, key=key, expected=expected, found="nothing")
 
 

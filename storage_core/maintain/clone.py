@@ -127,8 +127,8 @@ def clone(source: TransactionLog, snapshot: Snapshot, target: TransactionLog, *,
         raise _left_over(target)
     if not deep and scheme_of(source.store.uri) == "memory" and scheme_of(target.store.uri) != "memory":
         raise InvalidInput(
-            f"{source.store.uri}: exists in this process only, so a shallow clone at {target.store.uri} cannot share "
-            "its files. Clone it with --deep",
+            f"{source.store.uri}: the table exists only in this process, so a shallow clone at {target.store.uri} "
+            "cannot share its files. Clone it with --deep",
             uri=source.store.uri,
         )
     if not deep:

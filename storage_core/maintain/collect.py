@@ -165,7 +165,7 @@ def require_own_plan(store: ObjectStore, plan: Plan) -> None:
 def delete_objects(store: ObjectStore, keys: Sequence[str]) -> list[str | None]:
     """Delete objects. Return the error of each object, or None if it is deleted. One request per 1,000 objects."""
     results = store.delete(keys)
-    return [results.get(key, "the store gave no result for it") for key in keys]
+    return [results.get(key, "the store gave no result for this object") for key in keys]
 
 
 def advance_boundary(store: ObjectStore, first: int, *, nonce: str) -> None:

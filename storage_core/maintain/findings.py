@@ -56,23 +56,27 @@ class Kind(StrEnum):
     COMMIT_TWICE = (
         "commit_twice",
         _E,
-        "the same work was committed twice. Compare the two in `tidemark history`, then report it",
+        "the same work was committed twice. Compare both versions in `tidemark history`, then report the problem",
     )
     TIME_GOES_BACK = ("time_goes_back", _E, f"the file belongs to another version: {REPAIR}")
-    PATH_LIVE_TWICE = ("path_live_twice", _E, f"the log adds a split that is live already: {REPAIR}")
+    PATH_LIVE_TWICE = ("path_live_twice", _E, f"the log adds a split that is already live: {REPAIR}")
     STATE_DAMAGED = (
         "state_damaged",
         _W,
         _NOTHING_LOST + "opening uses another state. Run: tidemark checkpoint after the next commit",
     )
-    STATE_DISAGREES = ("state_disagrees", _E, f"the version files are the truth, opening may use this state: {REPAIR}")
+    STATE_DISAGREES = (
+        "state_disagrees",
+        _E,
+        f"the version files are correct, but opening may use this wrong state: {REPAIR}",
+    )
     MANIFEST_DAMAGED = (
         "manifest_damaged",
         _W,
         _NOTHING_LOST + "opening uses another state. A repaired copy has new ones",
     )
-    HINT_DAMAGED = ("hint_damaged", _W, _NOTHING_LOST + "opening lists instead. Run: tidemark checkpoint")
-    HINT_AHEAD = ("hint_ahead", _W, _NOTHING_LOST + "opening lists instead. Run: tidemark checkpoint")
+    HINT_DAMAGED = ("hint_damaged", _W, _NOTHING_LOST + "opening lists the log instead. Run: tidemark checkpoint")
+    HINT_AHEAD = ("hint_ahead", _W, _NOTHING_LOST + "opening lists the log instead. Run: tidemark checkpoint")
     HINT_STALE = ("hint_stale", _N, "opening reads more version files. Run: tidemark checkpoint")
     SPLIT_MISSING = ("split_missing", _E, REPAIR)
     SPLIT_SIZE = ("split_size", _E, REPAIR)
@@ -80,17 +84,17 @@ class Kind(StrEnum):
     SPLIT_BREAKS_INVARIANT = (
         "split_breaks_invariant",
         _E,
-        "the file is what was committed, its rows are not where the log says: report it",
+        "the file is unchanged since the commit, but its rows do not fit the log. Report the problem",
     )
     OLDER_SPLIT_DAMAGED = (
         "older_split_damaged",
         _W,
-        "only versions of before it was removed need it: restore it to read those",
+        "only versions before its removal need the split. To read them, restore the split",
     )
     OLDER_SPLIT_MISSING = (
         "older_split_missing",
         _N,
-        "versions of before it was removed cannot be read: they are not retained and it was collected, or it is lost",
+        "versions before its removal cannot be read. The split was collected after its retention, or is lost",
     )
     SEGMENT_MISSING = (
         "segment_missing",
@@ -119,7 +123,7 @@ class Kind(StrEnum):
     REGION_HINT_DAMAGED = (
         "region_hint_damaged",
         _W,
-        _NOTHING_LOST + "readers list instead. The next flush or claim writes it again",
+        _NOTHING_LOST + "readers list the manifests instead. The next flush or claim writes the hint again",
     )
     WAL_ENTRY_DAMAGED = ("wal_entry_damaged", _E, REPAIR)
     WAL_ENTRY_MISSING = ("wal_entry_missing", _E, REPAIR)
@@ -131,21 +135,29 @@ class Kind(StrEnum):
         _W,
         _NOTHING_LOST + "its rows are merged. The collector removes it later",
     )
-    QUARANTINE_DAMAGED = ("quarantine_damaged", _W, "the rejected lines in it cannot be read: restore it, or delete it")
+    QUARANTINE_DAMAGED = (
+        "quarantine_damaged",
+        _W,
+        "its rejected lines cannot be read. Restore the entry, or delete it",
+    )
     GC_PLAN_DAMAGED = (
         "gc_plan_damaged",
         _W,
         _NOTHING_LOST + "all horizons start again. The next `tidemark gc` replaces it",
     )
     GC_BOUNDARY_DAMAGED = ("gc_boundary_damaged", _E, f"the collector is stopped: {REPAIR}")
-    TAGS_DAMAGED = ("tags_damaged", _E, f"no tag opens and the collector is stopped: {REPAIR}")
+    TAGS_DAMAGED = ("tags_damaged", _E, f"no tag can be opened, and the collector is stopped: {REPAIR}")
     TAG_WITHOUT_VERSION = (
         "tag_without_version",
         _E,
-        "its version cannot be opened any more. Set it again or remove it with: tidemark tag",
+        "the version of the tag cannot be opened any more. Set the tag again, or remove it, with: tidemark tag",
     )
-    NEWER_FORMAT = ("newer_format", _E, "a newer release wrote it: upgrade")
-    UNKNOWN_KEY = ("unknown_key", _N, "not an object of Tidemark, and never touched. Move it away if nothing needs it")
+    NEWER_FORMAT = ("newer_format", _E, "a newer release wrote the object. Upgrade Tidemark")
+    UNKNOWN_KEY = (
+        "unknown_key",
+        _N,
+        "not an object of Tidemark. Tidemark never changes it. Move it away if no program needs it",
+    )
     UNREFERENCED = ("unreferenced", _N, "no version needs it. Remove it with: tidemark gc")
     VECTOR_MISSING = ("vector_missing", _E, f"its split cannot be read: {REPAIR}")
     VECTOR_DAMAGED = ("vector_damaged", _E, f"its split cannot be read: {REPAIR}")
@@ -172,7 +184,7 @@ class Kind(StrEnum):
     SPLIT_VALUES_NOT_VALID = (
         "split_values_not_valid",
         _E,
-        "set the values: see `Values that cannot be read` in docs/operations.md",
+        "set valid values. See `Values that cannot be read` in docs/operations.md",
     )
 
 

@@ -229,7 +229,7 @@ def held_in_raw_logs(looked: Looked) -> Iterator[Held]:
     """
     for raw, found in looked:
         for uri in found.unreachable:
-            why = "the store does not answer: look again later"
+            why = "the store does not answer. Run forget again later"
             yield Held(store=uri, key="", kind="raw_log", by=KeptBy.NOT_READ, why=why)
         for store in found.stores:
             yield from _of_store(raw, found, store)
@@ -238,7 +238,7 @@ def held_in_raw_logs(looked: Looked) -> Iterator[Held]:
 def held_in_others(uri: str, snapshot: Snapshot, searched: Sequence[RawFound]) -> Iterator[Held]:
     """Yield the writers of the table at `uri` whose raw logs were not searched."""
     for writer in unknown_writers(snapshot, searched):
-        why = f"rows of the table came from a raw log that was not looked through, by its writer {writer}: name it"
+        why = f"rows of the table came from a raw log that was not searched (writer {writer}). Name this raw log"
         yield Held(store=uri, key="", kind="raw_log", by=KeptBy.RAW_LOG, why=why)
 
 
@@ -252,18 +252,18 @@ def _of_store(raw: RawTable, found: RawFound, store: ObjectStore) -> Iterator[He
         elif (writer, number) not in found.holding:
             continue
         elif found.offsets.get(writer, 0) < number:
-            why = f"{raw.table} has not taken it, and its rows would come: distribute, forget again"
+            why = f"the rows are not distributed into {raw.table} yet. Distribute, then forget again"
         elif number <= noted.get(writer, 0):
             known = plan.candidates.get(key)
             until_ms = None if known is None else known.first_seen_ms + HORIZON_MS
-            by, why = KeptBy.COLLECTOR, "the collector takes it and those before it when every table has them"
+            by, why = KeptBy.COLLECTOR, "the collector deletes the chunk when every table has it and the earlier chunks"
         else:
-            why = "it waits for its retention: forget again"
+            why = "the chunk stays for its retention. Forget again after that"
         yield Held(store=store.uri, key=key, kind="raw_chunk", by=by, why=why, until_ms=until_ms)
 
 
 _WHY = "the file is not part of the table. Remove it, or write it under another name without the rows"
-_DELTA = "a Delta table lands here, and its files were not read: delete the rows there, and vacuum it"
+_DELTA = "the files of this landed Delta table were not read. Delete the rows in the Delta table, then vacuum it"
 
 
 def with_landed_files(
@@ -642,9 +642,12 @@ class Forgetting:
             source = replace(self.target, log=log, head=log.snapshot(), verified=Verified())
             held = Forgetting(source, self.wanted).report(source.head).held
         except TidemarkError as error:
-            why = f"it has files of this shallow clone, and could not be looked through: {error.found}"
+            why = f"this source of the shallow clone could not be searched: {error.found}"
             return [Held(store=uri, key="", kind="source", by=KeptBy.NOT_READ, why=why)]
-        why = f"the tag {tag!r} keeps it for this clone: forget there, clone this deep or drop it, then remove the tag"
+        why = (
+            f"the tag {tag!r} keeps it for this clone. Forget the rows in the source. Make a deep clone or "
+            "drop this clone. Then remove the tag"
+        )
         own_tag = [replace(each, why=why) for each in held if each.tag == tag]
         return [*own_tag, *(each for each in held if each.store != uri)]
 

@@ -362,12 +362,12 @@ def _named(actions: Iterable[Action]) -> Iterator[str]:
                 pass
 
 
-_AGAIN: Final = "the newest version has it: forget again"
-_PUBLISH: Final = "a mirror names it: publish the newest, and wait as long as versions are retained"
-_MERGE: Final = "a region has not merged it: forget again, or merge"
+_AGAIN: Final = "the newest version uses the object. Forget again"
+_PUBLISH: Final = "a mirror uses the object. Publish the newest version, and wait for the retention of versions"
+_MERGE: Final = "the rows in a region are not merged yet. Forget again, or merge"
 _TABLE: Final[Mapping[KeyKind, str]] = {
-    KeyKind.QUARANTINE: "it is in quarantine: forget again",
-    KeyKind.REGION_REGISTRY: "it names the region of a value: change the regions of the table",
+    KeyKind.QUARANTINE: "the rows are in quarantine. Forget again",
+    KeyKind.REGION_REGISTRY: "the name of a region contains the value. Change the regions of the table",
 }
 
 
@@ -393,7 +393,7 @@ class Holders:
         if each.key in self.found.unread:
             yield self._held(each, KeptBy.NOT_READ, self.found.unread[each.key])
         if each.key in self._unreachable:
-            why = f"nothing needs it ({self._unreachable[each.key]}): the collector takes it"
+            why = f"no version needs the object ({self._unreachable[each.key]}). The collector deletes it"
             yield self._held(each, KeptBy.COLLECTOR, why, until_ms=self._collected_ms(each.key))
             return
         kind = KINDS[each.kind]
@@ -407,7 +407,7 @@ class Holders:
             yield self._held(each, KeptBy.VERSION, _PUBLISH)
         elif each.kind is KeyKind.GC_CANDIDATES:
             last = max(self._collected_ms(key) for key in self.found.splits & self._plan.keys())
-            why = "it names splits in the folder of their partition until the collector has taken them"
+            why = "the object contains names of partition folders until the collector has deleted their splits"
             yield self._held(each, KeptBy.COLLECTOR, why, until_ms=last + self._horizon_ms)
         elif each.kind in _TABLE:
             yield self._held(each, KeptBy.TABLE, _TABLE[each.kind])
@@ -437,7 +437,10 @@ class Holders:
         if going and not versions:
             until_ms = max(going) + self._horizon_ms
             yield self._held(
-                each, KeptBy.COLLECTOR, "a state names it that the collector takes first", until_ms=until_ms
+                each,
+                KeptBy.COLLECTOR,
+                "the collector must first delete a state that uses the object",
+                until_ms=until_ms,
             )
 
     def _is_retained(self, checkpoint: Checkpointed) -> bool:
@@ -453,7 +456,7 @@ class Holders:
         if later < kept:
             more = kept - later
             return self._held(
-                each, KeptBy.VERSION, f"one of the {kept} newest states needs it: forget again ({more} more)"
+                each, KeptBy.VERSION, f"one of the {kept} newest states needs the object. Forget again ({more} more)"
             )
         return self._by_version(each, version + 1)
 
@@ -466,7 +469,7 @@ class Holders:
         if each.kind is KeyKind.REGION_MANIFEST:
             return self._listing(each, ended)
         if ended is None:
-            return self._held(each, KeptBy.TABLE, "no generation names this entry: forget again, or merge")
+            return self._held(each, KeptBy.TABLE, "no generation contains this entry. Forget again, or merge")
         return self._by_version(each, ended)
 
     def _listing(self, each: ParsedKey, ended: int | None) -> Held:
@@ -480,7 +483,9 @@ class Holders:
             return held
         old_ms = self.found.listing.objects[each.key].last_modified_ms + self._retention_ms
         until_ms = max(gone_ms, old_ms) + self._horizon_ms
-        return self._held(each, KeptBy.VERSION, "it lists a generation that may have held rows", until_ms=until_ms)
+        return self._held(
+            each, KeptBy.VERSION, "the object lists a generation that may have had the rows", until_ms=until_ms
+        )
 
     def _directories(self, each: ParsedKey) -> Iterator[Directory]:
         region = each.region or ""
@@ -512,7 +517,7 @@ class Holders:
     def _tagged(self, each: ParsedKey, keys: Callable[[Tag], Collection[str]]) -> Iterator[Held]:
         for tag in self._tags:
             if each.key in keys(tag):
-                why = f"the tag {tag.name!r} keeps version {tag.version}: remove the tag, or wait until it expires"
+                why = f"the tag {tag.name!r} keeps version {tag.version}. Remove the tag, or wait until it expires"
                 yield self._held(each, KeptBy.TAG, why, until_ms=tag.expires_at_ms, tag=tag.name, version=tag.version)
 
     def _by_version(self, each: ParsedKey, ended: int | None) -> Held:
@@ -523,11 +528,11 @@ class Holders:
         later = [one.version for one in self._checkpoints if ended is not None and one.version >= ended]
         shown = None if ended is None else ended - 1
         if not later:
-            return self._held(each, KeptBy.VERSION, "no later version has a state: forget again", version=shown)
+            return self._held(each, KeptBy.VERSION, "no later version has a state. Forget again", version=shown)
         until_ms = self._time_of(min(later)) + self._retention_ms + self._horizon_ms
         if each.kind in PARTS_OF_CHECKPOINTS:
             until_ms += self._horizon_ms  # A manifest is unreferenced only after its states are deleted.
-        why = f"versions up to {shown} are retained, which show it"
+        why = f"retained versions up to {shown} use the object"
         return self._held(each, KeptBy.VERSION, why, until_ms=until_ms, version=shown)
 
     def _time_of(self, version: int) -> int:

@@ -77,7 +77,7 @@ def read_found(store: ObjectStore, listing: Listing, path: str) -> FoundSplit:
     verification.recorded_vector_pages(metadata, footer, path)
     origin = read_origin(metadata, path)
     if origin is None:
-        raise Corrupt(f"{path}: of early 0.1, whose splits do not describe their table", key=path)
+        raise Corrupt(f"{path}: written by an early 0.1 release, whose splits do not describe their table", key=path)
     modified_ms = listing.objects[path].last_modified_ms
     add = with_file_metrics(add_of(metadata, path, size=data.size, modification_ms=modified_ms), data)
     rows = open_split(store, add).read()
@@ -87,7 +87,7 @@ def read_found(store: ObjectStore, listing: Listing, path: str) -> FoundSplit:
         raise Corrupt(f"{path}: {error}", key=path) from error
     metrics = statistics.compute(rows, TableConfig.from_configuration(origin.configuration).string_cut)
     if (add.minValues, add.maxValues, add.nullCounts) != (metrics.min_values, metrics.max_values, metrics.null_counts):
-        raise Corrupt(f"{path}: its rows are not those that it describes", key=path)
+        raise Corrupt(f"{path}: its rows do not fit the statistics in its metadata", key=path)
     if wrong := statistics.mismatches(rows, add.columnRegexes or {}):
         raise Corrupt(f"{path}: {wrong[0]}", key=path)
     return FoundSplit(add=add, origin=origin)
@@ -105,7 +105,7 @@ def metadata_of(store: ObjectStore, found: Iterable[FoundSplit]) -> Metadata:
     newest = max(found, key=lambda each: (each.origin.planned_version, each.path), default=None)
     if newest is None:
         raise Corrupt(
-            f"{store.uri}: neither a readable part of the log nor a split says what the table is",
+            f"{store.uri}: neither the log nor a split contains a readable description of the table",
             advice="restore a copy, or write the data into a new table",
             uri=store.uri,
         )

@@ -101,8 +101,8 @@ def require_kept(store: ObjectStore, keys: Collection[str], *, version: int) -> 
     if lost:
         shown = ", ".join(lost[:3]) + (" …" if len(lost) > 3 else "")
         raise SnapshotExpired(
-            f"version {version} of {store.uri} is no longer retained: {len(lost)} of its objects are collected, or "
-            f"will be ({shown}). Nothing was changed. Choose a newer version",
+            f"version {version} of {store.uri} is no longer retained: {len(lost)} of its objects are collected or "
+            f"planned for collection ({shown}). Nothing was changed. Choose a newer version",
             version=version,
             keys=lost,
         )

@@ -60,7 +60,7 @@ def missing_versions(gap: range, expected: str) -> Finding:
 
     The key of the finding is the key of the first missing version.
     """
-    found = "nothing" if len(gap) == 1 else f"nothing up to version {gap[-1]}"
+    found = "nothing" if len(gap) == 1 else f"versions up to {gap[-1]} are missing"
     return Finding(kind=Kind.VERSION_MISSING, key=version_key(gap[0]), expected=expected, found=found)
 
 
@@ -123,7 +123,7 @@ class VersionWalk:
         for version in wrong:
             stray = self._in_place.pop(version)
             self._strays.append(stray)
-            wanted = "a commit later than those of the versions before it, earlier than those behind it"
+            wanted = "a commit time between those of the earlier and the later versions"
             self.findings.add(Kind.TIME_GOES_BACK, version_key(version), wanted, f"a commit of {stray.timestamp} ms")
 
     def note_gaps(self, checkpoints: list[int]) -> None:
@@ -166,7 +166,7 @@ class VersionWalk:
             return
         before = self._commits.setdefault(commit, version)
         if before != version:
-            found = f"it is version {before} as well"
+            found = f"the commit is also version {before}"
             self.findings.add(Kind.COMMIT_TWICE, version_key(version), f"commit {commit} once", found)
 
     def _check_paths(self, key: str, actions: Sequence[Action]) -> None:
@@ -339,7 +339,7 @@ def check_log(store: ObjectStore, listing: Listing) -> LogCheck:
 
 def _planned_on(lost: range, evidence: VersionEvidence | None) -> Iterator[Finding]:
     if evidence is not None and lost:
-        yield missing_versions(lost, f"a version, as {evidence.path} was planned on version {evidence.version}")
+        yield missing_versions(lost, f"this version, because {evidence.path} was planned on version {evidence.version}")
 
 
 class PartOfStore:
@@ -372,7 +372,7 @@ class PartOfStore:
     def put(self, key: str, data: bytes | memoryview, mode: PutMode) -> PutResult:
         """Raise `InvalidInput`, because the view is read-only."""
         del data, mode
-        raise InvalidInput(f"{key}: this view of {self.uri} is for reading", key=key)
+        raise InvalidInput(f"{key}: this view of {self.uri} is read-only", key=key)
 
     def make_durable(self, key: str) -> None:
         """Make a shown object durable."""
@@ -384,7 +384,7 @@ class PartOfStore:
 
     def delete(self, keys: Sequence[str]) -> Mapping[str, str | None]:
         """Raise `InvalidInput`, because the view is read-only."""
-        raise InvalidInput(f"{list(keys)[:3]}: this view of {self.uri} is for reading")
+        raise InvalidInput(f"{list(keys)[:3]}: this view of {self.uri} is read-only")
 
     def local_path(self, key: str) -> Path | None:
         """Return the path of a shown object's file."""
@@ -448,7 +448,7 @@ class _Checkpoints:
         wrong = self.findings.sound(try_read(checkpoint.key, what, lambda: self._wrong(checkpoint)), Kind.STATE_DAMAGED)
         if wrong:
             self.findings.add(
-                Kind.STATE_DISAGREES, checkpoint.key, "what the version files say", f"other {', '.join(wrong)}"
+                Kind.STATE_DISAGREES, checkpoint.key, "the content of the version files", f"other {', '.join(wrong)}"
             )
         elif wrong is not None:
             self.sound.append(checkpoint)
@@ -464,7 +464,7 @@ class _Checkpoints:
             return load_json_checkpoint(self.store, checkpoint.version)
         for each in named_keys(self.store, checkpoint):
             if each not in self.listing.objects:
-                self.findings.add(Kind.MANIFEST_DAMAGED, each, f"the manifest that {checkpoint.key} names", "nothing")
+                self.findings.add(Kind.MANIFEST_DAMAGED, each, f"the manifest that {checkpoint.key} uses", "nothing")
         view = part_of_log(self.store, versions=(), checkpoints=(checkpoint,))
         return TransactionLog(view).snapshot(version=checkpoint.version)
 
@@ -511,7 +511,7 @@ def _hint(hinted: Checkpointed | None, listing: Listing, checkpoints: list[Check
             yield Finding(kind=Kind.HINT_STALE, key=key, expected=f"version {newest}", found="nothing")
         return
     if hinted is None:
-        yield Finding(kind=Kind.HINT_DAMAGED, key=key, expected="a hint", found="what does not read as one")
+        yield Finding(kind=Kind.HINT_DAMAGED, key=key, expected="a hint", found="content that is not a hint")
     elif hinted.key not in listing.objects:
         yield Finding(kind=Kind.HINT_AHEAD, key=key, expected="a checkpoint that exists", found=hinted.key)
     elif newest is not None and hinted.version < newest:

@@ -367,7 +367,10 @@ class _Check:
         if not versions:
             key = keys.region_manifest_key(self.region, 1)
             self.findings.add(
-                Kind.REGION_MANIFEST_MISSING, key, "a manifest of the region", "none, but other objects of it"
+                Kind.REGION_MANIFEST_MISSING,
+                key,
+                "a manifest of the region",
+                "other objects of the region, but no manifest",
             )
             return None
         for missing in sorted(set(range(versions[0], versions[-1])) - set(versions)):
@@ -426,7 +429,10 @@ class _Check:
         if manifest.current_generation <= self.merged:
             found = str(manifest.current_generation)
             self.findings.add(
-                Kind.REGION_MANIFEST_DAMAGED, key, f"a generation above {self.merged}, which is merged", found
+                Kind.REGION_MANIFEST_DAMAGED,
+                key,
+                f"a current generation above the merged generation {self.merged}",
+                found,
             )
         elif held != wanted:
             self.findings.add(Kind.GENERATION_GAP, key, f"the unmerged generations {wanted}", f"{held}")

@@ -158,8 +158,8 @@ def drift_text(found: Rejections, table: str) -> str:
     parts = [
         f"added {added}" if found.columns_added else "",
         f"widened {widened}" if found.columns_widened else "",
-        f"had {counted(found.fields_ignored, 'value')} of fields that were ignored" if found.fields_ignored else "",
-        f"had {counted(found.fields_kept, 'value')} of fields that are not columns" if found.fields_kept else "",
+        f"had {counted(found.fields_ignored, 'value')} in ignored fields" if found.fields_ignored else "",
+        f"had {counted(found.fields_kept, 'value')} in fields that are not columns" if found.fields_kept else "",
         f"had {counted(found.rows_rejected, 'rejected row')}" if found.drifted and found.rows_rejected else "",
     ]
     told = ", ".join(filter(None, parts))

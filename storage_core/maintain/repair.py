@@ -345,7 +345,7 @@ def _damaged_entries(known: Regions, merged: Mapping[str, int], regions: Mapping
 def _lost_of_region(region: RegionSalvage, merged: int, records: int, config: TableConfig) -> Iterator[Lost]:
     """Yield the losses of a region except WAL entries: records of unknown region specs, and unreadable generations."""
     if records and region.spec_id is not None and region.spec_id > config.region_spec.id:
-        why = f"{records} records of region spec {region.spec_id}, which no remaining object describes"
+        why = f"{records} records belong to region spec {region.spec_id}, whose description is lost"
         yield Lost(key=f"_mem_wal/{region.region}/", reason=why, rows=records)
     for each in region.unread_above(merged):
         yield Lost(key=each.key, reason=each.reason, rows=each.records, is_uncounted=each.records is None)
@@ -482,7 +482,7 @@ class _Repair:
         for path, add in missing.items():
             why = "its content differs from what was written" if path in self.listing.objects else "it is gone"
             if not self.transfer.has_vector(add):
-                why = "its deletion vector is lost: which of its rows are deleted is not known"
+                why = "its deletion vector is lost, so its deleted rows are not known"
             self.transfer.lost.append(Lost(key=path, reason=why, rows=add.visible_rows))
         self._note_found(found)
         place_all = self.transfer.place_all
@@ -511,14 +511,14 @@ class _Repair:
         for path, reason in sorted(found.unreadable.items()):
             self.transfer.lost.append(Lost(key=path, reason=f"cannot be judged: {reason}", is_uncounted=True))
         self.transfer.lost += [
-            Lost(key=add.path, reason="merges whose versions are lost have superseded all of its rows")
+            Lost(key=add.path, reason="all of its rows were replaced by merges whose versions are lost")
             for add in found.superseded
         ]
         self.transfer.lost += [
             Lost(
                 key=f"_mem_wal/{region}/",
-                reason="versions that merged its generations are lost, and some of their records are missing: "
-                f"rows that they deleted may be live again in {splits} splits",
+                reason="merges of its generations are lost, and some of their records are missing. Deleted rows may be "
+                f"live again in {splits} splits",
             )
             for region, splits in sorted(found.doubtful.items())
         ]

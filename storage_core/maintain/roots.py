@@ -102,7 +102,10 @@ def retained(log: TransactionLog, *, now_ms: int) -> Retained:
     commits = _existing_commits(log, head.version)
     base = _base(log, head, commits, cutoff_ms=now_ms - head.config.version_retention_ms)
     if commits and commits[-1].version > base.version + 1:
-        raise Corrupt(f"{version_key(commits[-1].version - 1)}: missing, but not older than version {base.version}")
+        raise Corrupt(
+            f"{version_key(commits[-1].version - 1)}: the file is missing, although retained versions start at "
+            f"{base.version}"
+        )
     later = [each for each in commits if each.version > base.version]
     tags = read_tags(log.store)
     live = tags.live(now_ms)
@@ -178,7 +181,10 @@ def _base(log: TransactionLog, head: Snapshot, commits: list[_Commit], *, cutoff
     base = current if current.version == wanted else log.snapshot(version=wanted)
     # A version below the retained files opens only from its own state. Without a state, only version 0 can be the base.
     if base.version > 0 and base.checkpoint_version != base.version:
-        raise Corrupt(f"version {base.version} should be retained, but neither a state of it nor version 0 is intact")
+        raise Corrupt(
+            f"version {base.version} should be retained, but cannot be opened. Neither its state nor version 0 "
+            "is intact"
+        )
     return base
 
 

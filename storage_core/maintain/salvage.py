@@ -420,7 +420,10 @@ def salvage(store: ObjectStore, listing: Listing, check: LogCheck, regions: Mapp
     """
     newer = next((each for each in check.findings if each.kind is Kind.NEWER_FORMAT), None)
     if newer is not None:
-        raise Unsupported(f"{newer.found}. A repair by this release would lose it", key=newer.key)
+        raise Unsupported(
+            f"{newer.found}. A repair by this release would lose this object. Repair with the newer release",
+            key=newer.key,
+        )
     kept = kept_part(store, check)
     known = _known(store, check, kept)
     lost = _lost_versions(listing, check, kept)
@@ -478,7 +481,7 @@ def _later_than(reached: int, found: list[FoundSplit], known: KnownLog) -> tuple
     """
     old = {each.path for each in found if not known.has_read(each.origin.planned_version + 1, reached)}
     old -= {path for each in found if each.path not in old for path in each.lineage.replaces}
-    why = f"a lost version added it or none did, and it is not live in version {reached}"
+    why = f"no readable version added the split, and the split is not live in version {reached}"
     return [each for each in found if each.path not in old], dict.fromkeys(sorted(old), why)
 
 

@@ -235,6 +235,7 @@ def _require_own_path(action: Action) -> None:
     parsed, expected = parse(action.path), KIND_OF[type(action)]
     if parsed is None or parsed.kind is not expected:
         raise Unsupported(
-            f"{action.path!r} is live, but is not the key of a {expected} of this release. Nothing is collected here",
+            f"{action.path!r} is live, but this release does not know it as the key of a {expected}. Nothing is "
+            "collected here. Upgrade Tidemark",
             path=action.path,
         )

@@ -217,15 +217,13 @@ def test_a_command_that_is_a_text_is_refused_and_not_repeated(tmp_path: Path) ->
     (tmp_path / "alerts.yaml").write_text(f"receivers:\n  - command: curl -u ann:{CANARY} example.com\n")
     with pytest.raises(InvalidInput) as refused:
         read_alerts(tmp_path)
-    said = (
-        'field `receivers.0.command`: a command is a list of words, such as ["program", "argument"]. It is run without'
-    )
+    said = 'field `receivers.0.command`: the command is a text. Write a list of words, such as ["program", "argument"]'
     assert said in str(refused.value)
     assert CANARY not in str(refused.value)
 
 
 def test_a_name_and_password_are_not_sent_in_the_clear_to_another_machine() -> None:
-    with pytest.raises(InvalidInput, match="password is encrypted") as refused:
+    with pytest.raises(InvalidInput, match="send its password without encryption") as refused:
         check_url(f"http://ann:{CANARY}@example.com/")
     assert CANARY not in str(refused.value)
     check_url(f"https://ann:{CANARY}@example.com/")
@@ -245,7 +243,7 @@ def test_the_command_lists_receivers_and_tries_them(
     assert main(["alerts"]) == 0
     assert "declares no receiver" in capfd.readouterr().out
     assert main(["alerts", "--test"]) == 2
-    assert f"nobody would be notified. Write one into {tmp_path / 'alerts.yaml'}" in capfd.readouterr().err
+    assert f"no alert can be sent. Write a receiver into {tmp_path / 'alerts.yaml'}" in capfd.readouterr().err
     web = Web()
     monkeypatch.setenv("HOOK", web.url)
     (tmp_path / "alerts.yaml").write_text("receivers: [{webhook: $HOOK}]\n")

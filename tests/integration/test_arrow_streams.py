@@ -110,7 +110,7 @@ def test_a_stream_that_breaks_off_commits_nothing(tmp_path: Path, monkeypatch: p
         yield from ROWS.to_batches()
         raise OSError("the source is gone")
 
-    with pytest.raises(tm.errors.InvalidInput, match=r"broke off with OSError: the source is gone\. Correct"):
+    with pytest.raises(tm.errors.InvalidInput, match=r"failed with OSError: the source is gone\. Correct"):
         table.append(pa.RecordBatchReader.from_batches(SCHEMA, batches()))
     assert tm.Table.open(table.uri).version == 0
 
@@ -152,7 +152,7 @@ class NoStream:
 
 
 def test_what_gives_no_stream_is_an_error_with_a_type(tmp_path: Path) -> None:
-    with pytest.raises(tm.errors.InvalidInput, match=r"NoStream broke off with RuntimeError: closed\. Correct"):
+    with pytest.raises(tm.errors.InvalidInput, match=r"NoStream failed with RuntimeError: closed\. Correct"):
         a_table(tmp_path, "append").append(NoStream())
 
 

@@ -72,7 +72,7 @@ def test_a_sound_table_ends_with_zero(table: Table, capsys: pytest.CaptureFixtur
     assert main(["audit", table.uri]) == 0
     out = capsys.readouterr().out
     assert "no invariant is violated" in out
-    assert "2 splits and 2 merges judged, 0 not checkable, 0 violations" in out
+    assert "2 splits and 2 merges checked, 0 not checkable, 0 violations" in out
     assert main(["audit", table.uri, "--json"]) == 0
     (last,) = lines(capsys)
     metrics = {"status": "clean", "version": 4, "splits": 2, "merges": 2, "violated": {}, "not_checkable": 0}
@@ -126,7 +126,7 @@ def test_an_audit_of_less_looks_at_less(table: Table, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(["--commits", "0"], "Give 1 or more"), (["--commits", "1", "--since", "2"], "give one of")],
+    [(["--commits", "0"], "Give 1 or more"), (["--commits", "1", "--since", "2"], "Give only one of them")],
 )
 def test_limits_that_make_no_sense_are_refused(
     table: Table, capsys: pytest.CaptureFixture[str], options: list[str], message: str

@@ -120,7 +120,7 @@ def test_a_catalogue_that_differs_ends_with_what_to_do(capfd: pytest.CaptureFixt
         connection.execute("UPDATE splits SET rows = 7")
     connection.close()
     *_, refused = asked(capfd, "check", "--url", URL, code=4)
-    assert "the catalog differs from the log in 3 places" in refused["message"]
+    assert "the catalog has 3 differences from the log" in refused["message"]
     assert "tidemark catalog rebuild" in refused["message"]
 
 

@@ -1085,7 +1085,7 @@ def test_a_reader_that_has_seen_enough_is_no_failure(events: str, place: Path, o
         ),
         (["--table", "people", "--from", "2015-05-17T10:00", "--to", "2015-05-17T11:00"], "no windows"),
         (["--table", "events", "--from", "2015-05-17T10:20", "--to", "2015-05-17T11:00"], "starts of windows"),
-        (["--table", "events", "--from", "2014-05-17T10:00", "--to", "2015-05-17T11:00"], "before the first window"),
+        (["--table", "events", "--from", "2014-05-17T10:00", "--to", "2015-05-17T11:00"], "before the partitions of"),
         (["--table", "events", "--from", "2015-05-17T10:00"], "--to"),
     ],
     ids=["unknown", "keyed", "misaligned", "outside", "incomplete"],

@@ -242,7 +242,7 @@ def test_a_project_without_dg_loads_components_too() -> None:
     assert "events/compacted" in names_in(alone)["assets"]
     both = names_in(component_definitions(TableComponent(**EVENTS), RawLogComponent(**RAW)))
     assert "landing/distributed > events/compacted" in both["edges"]
-    with pytest.raises(InvalidInput, match=r"no TableComponent declares events\. Add it to the project"):
+    with pytest.raises(InvalidInput, match=r"no TableComponent declares events\. Add the table to the project"):
         build_defs_for_component(RawLogComponent(**RAW))
 
 

@@ -275,10 +275,10 @@ def test_budgets_hold_for_a_code_server_that_starts_anew_and_what_waits_is_said(
 
     again = Ticks(instance, tables, root=tmp_path)
     assert again.tick() == []
-    assert again.said.startswith("looked at 3 of 3 tables: 0 steps asked for, 2 steps waiting (")
+    assert again.said.startswith("checked 3 of 3 tables: 0 steps requested, 2 steps waiting (")
     assert all(f"{other} compact" in again.said for other in debts if other != name)
     assert ": bytes_per_hour of all tables, " in again.said
-    assert again.said.endswith(" used); 1 run waiting or at work")
+    assert again.said.endswith(" used); 1 run waiting or running")
     bounds.write_text("runs_at_once: 2\n")
     assert (len(again.tick()), len(again.requests)) == (2, 1), "a change is in force at once"
     instance.delete_run(run.run_id)

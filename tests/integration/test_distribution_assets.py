@@ -144,7 +144,7 @@ def test_the_schedule_asks_until_everything_is_distributed_and_a_gap_fails_the_c
     assert event.metadata["gaps"].value == 1
     skipped = distribution_reason(raw_log, instance)
     assert isinstance(skipped, SkipReason)
-    assert "held back by missing chunks" in str(skipped.skip_message)
+    assert "Records wait for missing chunks" in str(skipped.skip_message)
 
 
 def test_a_gap_that_holds_everything_back_is_checked_and_fails_one_run_which_sends_an_alert(

@@ -115,7 +115,7 @@ def test_a_table_with_rows_is_not_created_again() -> None:
 def test_rows_for_a_raw_log_are_not_written_to_another_place(place: str, capfd: pytest.CaptureFixture[str]) -> None:
     said = _err(capfd, "append", place, "rows.ndjson", "--table", "visits")
     faults = {
-        "./warehouse/visits": "./warehouse/visits is a table, and --table is for a raw log. Leave --table out",
+        "./warehouse/visits": "./warehouse/visits is a table, but --table needs a raw log. Leave --table out",
         "./rows.ndjson": "rows.ndjson is not a folder. Give the location of a folder",
     }
     assert (

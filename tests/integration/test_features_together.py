@@ -151,7 +151,7 @@ def test_what_is_forgotten_in_a_shallow_clone_is_named_in_its_source_until_that_
     kept_up(source)
     left = source.refresh().forget_report("n = 7").held
     assert {each.kind for each in left} == {"state", "manifest"}, "of splits that were compacted since: who knows"
-    assert {each.why for each in left} == {"one of the 2 newest states needs it: forget again (1 more)"}
+    assert {each.why for each in left} == {"one of the 2 newest states needs the object. Forget again (1 more)"}
     assert source.forget("n = 7").rows == 0
     collected(source)
     assert source.refresh().forget_report("n = 7").is_clean
@@ -176,7 +176,7 @@ def test_a_table_that_names_its_raw_logs_is_forgotten_in_them_too(tmp_path: Path
         log.append("rows", {"n": 2, "text": "waits"})
     report = table.forget("n = 1").report
     assert {(each.store, each.kind) for each in report.held} == {(open_store(raw).uri, "raw_chunk")}
-    assert "distribute, forget again" in report.held[0].why
+    assert "Distribute, then forget again" in report.held[0].why
 
 
 def test_a_raw_log_that_nobody_named_is_named_by_its_writer_beside_one_that_was(tmp_path: Path) -> None:

@@ -178,4 +178,4 @@ def test_a_raw_log_is_given_with_what_it_calls_the_table(run: Run, uri: str, tmp
     (done,) = run("forget", uri, "--where", WHERE, *given)
     (chunk,) = [each for each in done["held"] if each["kind"] == "raw_chunk"]
     assert chunk["by"] == "raw_log"
-    assert "distribute, forget again" in chunk["why"]
+    assert "Distribute, then forget again" in chunk["why"]

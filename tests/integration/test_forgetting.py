@@ -210,7 +210,7 @@ def test_a_chunk_that_is_not_distributed_yet_is_named_and_its_rows_are_forgotten
     report = made.opened().forget(WHERE, raw_logs=[made.raw]).report
     waiting = [each for each in report.held if each.by is KeptBy.RAW_LOG]
     assert len(waiting) == len(made.raw_stores)
-    assert all("distribute, forget again" in each.why for each in waiting)
+    assert all("Distribute, then forget again" in each.why for each in waiting)
     _retained(made)
     assert not made.report().is_clean
     made.distribute()
@@ -279,7 +279,7 @@ def test_forgetting_again_does_what_the_report_asks_of_states(states: int) -> No
     for _ in range(2):
         made.collect()
         made.clock.now += HORIZON_MS
-    assert any("forget again" in each.why for each in made.report().held)
+    assert any("Forget again" in each.why for each in made.report().held)
     assert _times_until_nothing_is_asked(made) <= 2
     _retained(made)
     assert made.report().is_clean
@@ -312,7 +312,7 @@ def _times_until_nothing_is_asked(made: Forgetful) -> int:
         times += 1
         report = made.opened().forget(WHERE).report
         require_true(report, made.places())
-        is_asked = any("forget again" in each.why for each in report.held)
+        is_asked = any("Forget again" in each.why for each in report.held)
         assert times < 4, report.held
     return times
 
@@ -388,7 +388,7 @@ def test_what_delta_shows_of_a_person_is_in_the_report_and_goes_once_the_newest_
     _retained(made)
     report = made.report()
     assert {each.why for each in report.held if each.kind in ("split", "delta_commit")} == {
-        "a mirror names it: publish the newest, and wait as long as versions are retained"
+        "a mirror uses the object. Publish the newest version, and wait for the retention of versions"
     }
     made.opened().publish()
     made.report()
@@ -405,7 +405,7 @@ def test_what_iceberg_shows_of_a_person_is_in_the_report_and_goes_once_the_newes
     _retained(made)
     report = made.report()
     assert {each.why for each in report.held if each.kind in ("split", "iceberg_manifest")} == {
-        "a mirror names it: publish the newest, and wait as long as versions are retained"
+        "a mirror uses the object. Publish the newest version, and wait for the retention of versions"
     }
     made.opened().publish("iceberg")
     made.report()

@@ -80,7 +80,10 @@ def test_restore_takes_a_tag_or_a_time_too(run: Run, uri: str) -> None:
 
 def test_restore_text_is_a_sentence(capsys: pytest.CaptureFixture[str], uri: str) -> None:
     assert said(capsys, "restore", uri, "--to", "2") == "version 4 is version 2 again: 0 splits back, 1 out\n"
-    assert said(capsys, "restore", uri, "--to", "2") == "the table is as version 2 already\n"
+    assert (
+        said(capsys, "restore", uri, "--to", "2")
+        == "nothing to do, because the table already has the content of version 2\n"
+    )
 
 
 @pytest.mark.parametrize("to", ["99", "nightly", "0000-00-00", "1999-01-01"])
@@ -121,10 +124,10 @@ def test_tags_are_set_listed_moved_read_and_removed(run: Run, uri: str) -> None:
 
 def test_tag_text_is_for_people(capsys: pytest.CaptureFixture[str], uri: str) -> None:
     assert said(capsys, "tag", uri) == "no tags\n"
-    assert said(capsys, "tag", uri, "v1.0", "--version", "1") == "v1.0 is version 1 until you delete the tag\n"
-    assert said(capsys, "tag", uri, "brief", "--expires", "1h").startswith("brief is version 3 until 20")
+    assert said(capsys, "tag", uri, "v1.0", "--version", "1") == "tag v1.0 keeps version 1 until you delete the tag\n"
+    assert said(capsys, "tag", uri, "brief", "--expires", "1h").startswith("tag brief keeps version 3 until 20")
     assert "v1.0" in said(capsys, "tag", uri, "--list")
-    assert said(capsys, "tag", uri, "v1.0", "--delete") == "v1.0 removed, it was version 1\n"
+    assert said(capsys, "tag", uri, "v1.0", "--delete") == "tag v1.0 of version 1 removed\n"
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,8 @@ def test_ctrl_c_ends_the_whole_backfill_and_its_last_line_says_what_is_left(chec
     assert (last["status"], last["error"]) == ("failed", "interrupted")
     assert err.splitlines()[-1] == f"tidemark: interrupted: {last['message']}"
     assert last["message"] == (
-        "stopped by a signal: 0 of 3 chunks done, 1 begun or failed, 2 not begun. Continue with the same command and "
-        "--failed for what was begun, and with --from 2015-05-01T04:00 for the rest."
+        "stopped by a signal: 0 of 3 chunks done, 1 interrupted or failed, 2 not started. Continue with the same command "
+        "and --failed for interrupted or failed chunks, and with --from 2015-05-01T04:00 for the rest."
     )
     with open_instance(home(checkout, {})) as instance:
         assert unfinished(instance, [asset_key("ticks", "compacted")], HOURS) == set(HOURS[2:4])
@@ -161,11 +161,18 @@ def test_a_signal_after_the_last_chunk_interrupts_nothing(only_failed: bool) -> 
 
 
 def test_an_interrupted_backfill_advises_failed_only_for_what_was_begun() -> None:
-    with pytest.raises(Interrupted, match=r"1 begun or failed, 0 not begun\. .* and --failed for what was begun\.$"):
+    with pytest.raises(
+        Interrupted,
+        match=r"1 interrupted or failed, 0 not started\. .* and --failed for interrupted or failed chunks\.$",
+    ):
         require_complete(ended(None, "interrupted", of=2), only_failed=False)
-    with pytest.raises(Interrupted, match=r"1 of 2 chunks done, 0 begun or failed, 1 not begun\. .* and --from \S+ "):
+    with pytest.raises(
+        Interrupted, match=r"1 of 2 chunks done, 0 interrupted or failed, 1 not started\. .* and --from \S+ "
+    ):
         require_complete(ended(None, of=2), only_failed=False)
-    with pytest.raises(Interrupted, match=r"0 begun or failed, 1 not begun\. Continue with the same command\.$"):
+    with pytest.raises(
+        Interrupted, match=r"0 interrupted or failed, 1 not started\. Continue with the same command\.$"
+    ):
         require_complete(ended(None, of=2), only_failed=True)
 
 

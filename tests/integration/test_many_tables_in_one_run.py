@@ -338,6 +338,6 @@ def test_a_file_that_is_changed_or_gone_while_a_code_server_runs_holds_back_no_o
     assert [execute(instance, each).status for each in requests] == [DagsterRunStatus.SUCCESS] * 2
     with build_sensor_context(instance) as context:
         said = Upkeep(tables[1:3], {}, declared_now=now).tick(context).skip_reason
-    why = "no valid file declares it any more. Correct the file, or reload the definitions"
+    why = "no valid file declares the table any more. Correct the file, or reload the definitions"
     assert said is not None
     assert str(said.skip_message).endswith(f"; {names[1]}, {names[2]}: {why}")

@@ -98,7 +98,7 @@ def test_a_command_publishes_and_says_what_is_shown(
     assert capsys.readouterr().out == "delta version 0 shows version 1 of the table (1 new)\n"
     table.delete("id = 1")
     assert main(["publish", "hits"]) == 0
-    assert "newer ones wait: rows of 1 split are deleted" in capsys.readouterr().out
+    assert "newer versions are not published yet: rows of 1 split are deleted" in capsys.readouterr().out
     _declared(tmp_path, "delta")
     capsys.readouterr()
     assert main(["publish", "hits", "--json"]) == 0
@@ -119,8 +119,8 @@ def test_a_command_publishes_and_says_what_is_shown(
     assert main(["publish", "hits"]) == 0
     of_delta, of_iceberg, where = capsys.readouterr().out.splitlines()[:3]
     assert of_delta.startswith("delta version 1 shows version ")
-    assert of_iceberg == "iceberg shows no version yet"
-    assert where.startswith("newer ones wait: rows of 1 split are deleted")
+    assert of_iceberg == "no version is published as iceberg yet"
+    assert where.startswith("newer versions are not published yet: rows of 1 split are deleted")
     table.refresh().update({"url": "/all"}, "true")
     assert main(["publish", "hits", "--format", "iceberg"]) == 0
     shown, where = capsys.readouterr().out.splitlines()

@@ -107,7 +107,7 @@ def test_no_lines_are_nothing_to_do(run: Run) -> None:
         (["append", "./a", ".", "--table", "t"], "is a folder"),
         (["append", "./a", "-", "--table", "t", "--format", "csv"], "NDJSON"),
         (["append", "./a", "-", "--table", "t", "--also", "./a"], "given twice"),
-        (["append", "./a", "-", "--key", "id"], "Give its table with --table"),
+        (["append", "./a", "-", "--key", "id"], "Give the table of the raw log with --table"),
         (["append", "./a", "-", "--table", "t", "--operation", "upsert"], "upsert"),
     ],
 )
@@ -159,7 +159,7 @@ def test_raw_lists_segments_and_says_what_no_store_has(run: Run) -> None:
     assert (code, said["records"]) == (4, 4)
     assert [(each["first"], each["last"]) for each in said["gaps"]] == [(1, None)]
     assert [each["key"] for each in said["damaged"]] == [key]
-    assert "every copy of 1 chunk is damaged" in err
+    assert "an undamaged copy of 1 chunk are missing" in err
     assert run("raw", "./a", "--also", "./b")[0] == 0
 
 

@@ -395,7 +395,7 @@ def test_newest_versions_that_are_lost_are_told_by_the_splits_that_were_planned_
     assert _counts(store) == [1, 2]
     report = fsck(store, clock=ManualClock())
     assert not report.clean
-    assert [(each.key, each.found) for each in report.findings] == [(version_key(3), "nothing up to version 5")]
+    assert [(each.key, each.found) for each in report.findings] == [(version_key(3), "versions up to 5 are missing")]
     target, outcome = repaired(EveryKind(store, ManualClock(step_ms=1), 0))
     assert _counts(target) == [1, 2, 3, 4, 5, 6]
     assert len(outcome.unproven) == 4
@@ -483,7 +483,9 @@ def test_however_late_a_split_says_it_was_planned_the_check_and_the_repair_end(
     sort_and_write(store, rows, context=context, ids=log.ids, now_ms=1)
     store.put(version_key(10**18), b"", Overwrite())
     missing = [each for each in fsck(store, clock=ManualClock()).findings if each.kind is Kind.VERSION_MISSING]
-    assert [(each.key, each.found) for each in missing] == [(version_key(2), f"nothing up to version {10**18 - 1}")]
+    assert [(each.key, each.found) for each in missing] == [
+        (version_key(2), f"versions up to {10**18 - 1} are missing")
+    ]
     _, outcome = repaired(EveryKind(store, ManualClock(step_ms=1), 0))
     assert [each.key for each in outcome.lost] == [version_key(2), version_key(10**18)]
 

@@ -80,7 +80,7 @@ def test_without_records_the_row_that_was_planned_later_is_live_and_the_repair_s
     target, outcome = _repaired(planes)
     assert base_seats(target) == expected | {"t9": 1}
     (said,) = [each for each in outcome.lost if each.key.startswith("_mem_wal/")]
-    assert "rows that they deleted may be live again in 2 splits" in said.reason
+    assert "Deleted rows may be live again in 2 splits" in said.reason
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
@@ -141,7 +141,7 @@ def test_a_split_whose_vector_is_lost_is_found_and_not_brought_back_with_its_del
     assert target.base_rows() == []
     (lost,) = outcome.lost
     assert (lost.key, lost.rows) == (path, table.snapshot.splits[path].visible_rows)
-    assert "which of its rows are deleted is not known" in lost.reason
+    assert "so its deleted rows are not known" in lost.reason
 
 
 def _emptied_by_two_regions() -> KeyedTable:
@@ -200,7 +200,7 @@ def test_without_records_what_several_regions_together_deleted_is_said_to_be_bac
     assert base_seats(target) == {f"t{n}": 2 if n < 6 else 1 for n in range(10)}
     said = [each for each in outcome.lost if each.key.startswith("_mem_wal/")]
     assert len(said) == 2
-    assert all("rows that they deleted may be live again in 1 splits" in each.reason for each in said)
+    assert all("Deleted rows may be live again in 1 splits" in each.reason for each in said)
 
 
 @pytest.mark.parametrize("lost", range(1, 5))
@@ -231,7 +231,7 @@ def test_records_of_regions_that_nothing_describes_any_more_are_said_to_be_lost(
     assert target.rows() == {f"t{n}": _plane(n, 1) for n in range(10)}
     lost = [each for each in outcome.lost if each.key.startswith("_mem_wal/")]
     assert sum(each.rows or 0 for each in lost) == 3
-    assert all("of region spec 2, which no remaining object describes" in each.reason for each in lost)
+    assert all("belong to region spec 2, whose description is lost" in each.reason for each in lost)
 
 
 def test_regions_whose_manifests_are_lost_are_read_again_by_the_spec_of_the_table() -> None:

@@ -235,7 +235,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "nanoseconds in a mapping": (lambda: [{"id": 1, "time": FINE}], "'time'.*would become"),
     "nanoseconds of NumPy": (lambda: [{"id": 1, "time": FINE.to_numpy()}], "'time'.*below the microsecond"),
     "a date and a time": (lambda: pd.DataFrame({"id": [1, 2], "day": [DAY, LOCAL]}, dtype=object), "'day'"),
-    "values of two types": (lambda: pd.DataFrame({"id": [1, 2], "time": [1, "a"]}), "'time'.*no one type"),
+    "values of two types": (lambda: pd.DataFrame({"id": [1, 2], "time": [1, "a"]}), "'time'.*several types"),
     "an index": (lambda: pd.DataFrame({"time": [LOCAL]}, index=pd.Index([1], name="id")), "reset_index"),
     "a frame that cannot be collected": (
         lambda: pl.LazyFrame({"id": [1]}).select("nope"),

@@ -345,7 +345,7 @@ def test_settings_name_columns_as_the_table_calls_them_now(tmp_path: Path) -> No
     for name in ("n", "nothing"):
         with pytest.raises(InvalidInput, match=f"bloom_filters: unknown column '{name}'"):
             table.alter({"bloom_filters": [name]})
-    with pytest.raises(InvalidInput, match=r"use `Table.add_column`"):
+    with pytest.raises(InvalidInput, match=r"methods such as `Table.add_column`"):
         table.alter({"columns": {"a": "int"}})
     table.alter({"bloom_filters": ["number", "text"], "sort_schema": "id__i|timestamp/V2"})
     table.append([{"id": 7, "at": at(1), "number": 12, "text": "a"}])

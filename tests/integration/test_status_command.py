@@ -203,9 +203,9 @@ def test_what_upkeep_waits_for_is_said(
 def test_that_nothing_starts_what_is_owed_is_said_with_what_to_do(
     place: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    not_on = "the sensor that starts it is stopped. Switch on upkeep_sensor in `tidemark ui`"
+    not_on = "the sensor that starts the step is stopped. Switch on upkeep_sensor in `tidemark ui`"
     or_declare = f"{not_on}, or declare `automation: on` and reload the definitions"
-    off = "automation is off, so no sensor starts it. Declare `automation: on` and reload the definitions"
+    off = "automation is off, so no sensor starts the step. Declare `automation: on` and reload the definitions"
 
     def said(of_all: str = "") -> list[str | None]:
         (place / "automation.yaml").write_text(of_all)
@@ -237,7 +237,7 @@ def test_a_narrow_terminal_leaves_columns_out_and_says_which(
     *lines, left = capfd.readouterr().out.splitlines()
     assert len(lines) == 6
     assert max(map(len, lines)) <= 80
-    assert left.startswith("a wider terminal shows more: ")
+    assert left.startswith("more columns in a wider terminal: ")
     assert "next compaction" in left
 
 

@@ -107,7 +107,7 @@ def test_that_no_window_failed_is_said(capfd: pytest.CaptureFixture[str]) -> Non
     for arguments in (command, [*command, "--json"]):
         assert main(arguments) == 0
         said.append(capfd.readouterr().out)
-    nothing = f"nothing to do: no window from {START} to {END} had a last run that failed or was ended\n"
+    nothing = f"nothing to do: no window from {START} to {END} has a last run that failed or was killed\n"
     assert said == [nothing, ""]
 
 
@@ -117,7 +117,7 @@ def test_windows_in_work_are_waited_for_and_those_of_a_stopped_run_are_done_agai
     refused: list[str] = []
 
     def asked_and_stopped() -> None:
-        with pytest.raises(Held, match=r"2015-05-01T02:00 is in work in the run .*, which is STARTED") as held:
+        with pytest.raises(Held, match=r"the run .* \(STARTED\) works on 2015-05-01T02:00") as held:
             fill(declaration, instance, only_failed=True)
         refused.append(str(held.value))
         instance.report_run_canceling(instance.get_runs()[0])

@@ -33,7 +33,7 @@ from storage_core.write.ingest.landing import LandedFile, LandingSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [path for folder in ("storage_core", "jobs", "assets", "pipelines") for path in (ROOT / folder).rglob("*.py")]
-OWN = "copy a backup of live/ into any of them"
+OWN = "copy a backup of live/ into any store"
 ADVICES = (SEE_CORRUPT, OWN, "restore the object", "break it", "Land the whole file again")
 
 # Handlers of these classes may handle a `Corrupt`.
@@ -63,7 +63,7 @@ def test_damage_is_shown_with_the_advice_to_run_fsck_and_with_its_own_where_it_h
 
 
 @pytest.mark.parametrize(
-    "error", [Corrupt("split a: torn", key="a"), Corrupt("the stores lack a", advice=OWN, key="a")]
+    "error", [Corrupt("split a: torn", key="a"), Corrupt("chunks are missing", advice=OWN, key="a")]
 )
 def test_an_error_keeps_its_one_advice_when_it_is_re_worded_copied_or_sent_to_another_process(error: Corrupt) -> None:
     once = advices(str(error))

@@ -102,7 +102,7 @@ def test_mc_1_rows_that_are_in_the_table_twice(table: Events, two: list[Add]) ->
     table.replace(two[:1], [table.output(table.merged(two), two)])
     messages = [each.message for each in table.audit().violations]
     assert table.broken() == {"MC-1"}
-    assert any(f"replaces {two[1].path}, which the version did not remove" in message for message in messages)
+    assert any(f"replaces {two[1].path}, but its version did not remove" in message for message in messages)
 
 
 def test_mc_1_a_deleted_row_that_comes_back(table: Events, two: list[Add]) -> None:

@@ -69,7 +69,7 @@ def test_without_budgets_everything_is_asked_for_fresh_data_first_then_by_priori
     choice = chosen(found)
     assert names(choice) == ["new", "late", "high", "gain", "usual", "low"]
     assert set(granted(choice).values()) == {None}, "and nothing is counted"
-    assert str(choice) == "6 steps asked for"
+    assert str(choice) == "6 steps requested"
     assert names(choice.only(choice.chosen[:2])) == ["new", "late"]
     assert "4 steps waiting (high compact, gain compact, usual compact, low compact: room for runs)" in str(
         choice.only(choice.chosen[:2])
@@ -127,7 +127,7 @@ def test_a_large_piece_is_saved_up_for_once_small_ones_kept_it_waiting_for_an_ho
     assert granted(chosen(found, spent={"one": 5}, since_ms=since)) == {"one": 25}
     later = chosen(found, spent={"one": 5}, since_ms=since, now_ms=NOON_MS + HOUR_MS)
     assert granted(later) == {}
-    assert later.deferred[0].why.endswith("used, the rest is saved for a large piece")
+    assert later.deferred[0].why.endswith("used, the rest is reserved for a large step")
     assert granted(chosen(found, since_ms=since, now_ms=NOON_MS + HOUR_MS)) == {"one": 500}
     assert not since, "and the next one waits for an hour again"
 
@@ -233,7 +233,7 @@ def _assert_urgent_first(choice: Choice, spent: Mapping[str, int], own: Mapping[
         left = own[name] - spent.get(name, 0)
         left_of_all = 30_000 - sum(spent.values()) - sum(each.granted_bytes or 0 for each in before)
         fitting = [piece for piece in sorted(deferred.wanted.due.pieces) if piece <= min(left, left_of_all)]
-        is_saved = deferred.why.endswith("for a large piece")
+        is_saved = deferred.why.endswith("for a large step")
         assert is_saved or not fitting or min(left, left_of_all) < own[name] / 4, deferred.why
 
 

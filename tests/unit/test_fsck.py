@@ -86,7 +86,7 @@ def test_a_gap_is_one_finding_however_wide(table: SampleTable) -> None:
     table.store.put(version_key(10**18), b"", Overwrite())
     missing = [each for each in check(table).findings if each.kind is Kind.VERSION_MISSING]
     assert [(each.key, each.found) for each in missing] == [
-        (version_key(5), f"nothing up to version {10**18 - 1}"),
+        (version_key(5), f"versions up to {10**18 - 1} are missing"),
     ]
 
 

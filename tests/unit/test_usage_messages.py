@@ -11,7 +11,7 @@ from pipelines.cli import main
 REFUSED = [
     (["sql", "t", "select 1", "--jsn"], "unknown option --jsn. Did you mean '--json'? See tidemark sql --help"),
     (["files", "t", "--limit", "3"], "unknown option --limit. See tidemark files --help"),
-    (["--json", "status"], "--json goes after the command: tidemark status --json. See tidemark --help"),
+    (["--json", "status"], "--json must follow the command. Write tidemark status --json. See tidemark --help"),
     (["sqll", "t"], "unknown command 'sqll'. Did you mean 'sql'? See tidemark --help"),
     (
         ["append", "t", "f", "--format", "xml"],
