@@ -268,10 +268,10 @@ _ADVICE: Final = {
     errno.EACCES: "give this user the right to read and write there",
     errno.EPERM: "give this user the right to read and write there",
     errno.EROFS: "mount the file system writable",
-    errno.EMFILE: "raise the number of files that the process may open (ulimit -n), or run less at a time",
+    errno.EMFILE: "raise the limit of open files (ulimit -n), or run fewer tasks at a time",
     errno.ENFILE: "the machine has too many open files: close some",
-    errno.ENOMEM: "give the process more memory (ulimit -v), or run less at a time",
-    errno.EFBIG: "raise the size that a file may have (ulimit -f)",
+    errno.ENOMEM: "give the process more memory (ulimit -v), or run fewer tasks at a time",
+    errno.EFBIG: "raise the limit of the file size (ulimit -f)",
 }
 
 REFUSED: Final = frozenset({*_ADVICE, errno.ENAMETOOLONG, errno.EMLINK, errno.EXDEV, errno.ENOENT, errno.ENOTDIR})

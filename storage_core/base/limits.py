@@ -98,19 +98,19 @@ class QueryLimits:
         """Raise `InvalidInput` for an invalid limit."""
         if isinstance(self.seconds, bool) or not isinstance(self.seconds, int | float):
             raise InvalidInput(
-                f"seconds of a query are a number, found {quoted(self.seconds)}. Give a number of seconds",
+                f"seconds of a query is {quoted(self.seconds)}. Give a number of seconds",
                 seconds=self.seconds,
             )
         if not 0 < self.seconds <= LONGEST_QUERY_SECONDS:  # NaN is also refused
             raise InvalidInput(
-                f"a query takes more than 0 and at most {LONGEST_QUERY_SECONDS} seconds, found {quoted(self.seconds)}. "
-                "Give a number in this range",
+                f"seconds of a query is {quoted(self.seconds)}. Give a number above 0 and at most "
+                f"{LONGEST_QUERY_SECONDS}",
                 seconds=self.seconds,
             )
         for name, least in (("memory_bytes", SMALLEST_MEMORY_BYTES), ("spill_bytes", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
                 raise InvalidInput(
-                    f"{name} of a query are at least {least} bytes, found {quoted(value)}. Give a larger number",
+                    f"{name} of a query is {quoted(value)}. Give a number of bytes, {least} or more",
                     **{name: value},
                 )

@@ -109,7 +109,7 @@ class HomeProcess:
         """Raise `CopiedProcess` for `what` unless the current process created this object."""
         if not self.is_here:
             raise CopiedProcess(
-                f"{what} belongs to process {self.identity[0]}, and this is process {os.getpid()}, a copy of it by "
+                f"{what} belongs to process {self.identity[0]}. This process {os.getpid()} is a copy of it by "
                 f"fork(). Nothing was done here. {capitalized(advice)}",
                 expected=self.identity[0],
                 found=os.getpid(),
@@ -196,11 +196,13 @@ def require_private(path: Path) -> None:
     except OSError as error:
         raise Unavailable(f"{path} cannot be read ({error.strerror}). Make it readable for this user.") from error
     if stat.S_ISLNK(found.st_mode):
-        raise Unavailable(f"{path} is a link, which its maker may turn. Remove the link.")
+        raise Unavailable(f"{path} is a link, and its owner could change the target. Remove the link.")
     if found.st_uid not in (0, os.geteuid()):
         raise Unavailable(f"{path} belongs to another user. Remove it, or choose another folder.")
     if found.st_mode & _OF_OTHERS:
-        raise Unavailable(f"other users may write to {path}. Remove it, or choose a folder of this user alone.")
+        raise Unavailable(
+            f"other users can write to {path}. Remove it, or choose a folder that only this user can write to."
+        )
 
 
 def open_own(path: Path, flags: int) -> int:
@@ -225,7 +227,7 @@ def scratch(what: str) -> Iterator[None]:
         yield
     except (OSError, MemoryError) as error:
         failure = failure_of(error)
-        found = f"{what} among the temporary files: {cause(failure)}. To use another folder, set TMPDIR"
+        found = f"{what} in the folder of temporary files: {cause(failure)}. To use another folder, set TMPDIR"
         raise Unavailable(found + named_file(failure), errno=failure.errno) from error
 
 

@@ -110,7 +110,7 @@ def check(connection: Connection, known: Known, log: TransactionLog) -> Checked:
             return found
         snapshot = newest
     if not known.is_of(snapshot):
-        found.differs(f"table_id is {known.table_id}, of the table there {snapshot.table_id}")
+        found.differs(f"table_id is {known.table_id}, in the log {snapshot.table_id}")
         return found
     _check_head(found, known, snapshot, log)
     _check_splits(connection, found, known, snapshot)

@@ -63,10 +63,10 @@ def require_read_statement(statement: str, place: str) -> None:
     Raise the error also if the database would get only a part of the statement.
     """
     if "\0" in statement:  # PostgreSQL's driver would end the statement there
-        raise InvalidInput(f"{place}: the statement holds a null character. Leave it out", place=place)
+        raise InvalidInput(f"{place}: the statement contains a null character. Leave it out", place=place)
     if any("\ud800" <= each <= "\udfff" for each in statement):
         raise InvalidInput(
-            f"{place}: the statement holds a character that UTF-8 does not have. Write the statement in UTF-8",
+            f"{place}: the statement contains a character that UTF-8 cannot encode. Write the statement in UTF-8",
             place=place,
         )
     words = _words(statement)
@@ -74,7 +74,7 @@ def require_read_statement(statement: str, place: str) -> None:
     if first == "explain":
         found = next((each for each in words if each not in _OF_EXPLAIN), "")
     if found not in ASKING - ({"explain", "show"} if first == "explain" else set()):
-        name = f"{first} {found}".strip() if first == "explain" else first or "another character than a letter"
+        name = f"{first} {found}".strip() if first == "explain" else first or "a character that is not a letter"
         raise InvalidInput(
             f"{place}: the statement begins with {quoted(name)}. Begin it with {', '.join(sorted(ASKING))}, or with "
             "EXPLAIN before one of these",
@@ -147,10 +147,9 @@ def require_reader(connection: Connection, place: str) -> None:
         return
     role, right, schema = (escaped(str(each)) for each in found)
     raise InvalidInput(
-        f"{place}: this connection may act as {role}, which {right}. A statement could use these rights. Connect as "
-        "a role that can only read. Make one with: CREATE ROLE catalog_reader LOGIN PASSWORD '…'; "
-        f"GRANT USAGE ON SCHEMA {schema} TO catalog_reader; "
-        f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO catalog_reader",
+        f"{place}: this connection has the role {role}, which {right}. A statement could use these rights. Connect "
+        "as a role that can only read. Create such a role with: CREATE ROLE catalog_reader LOGIN PASSWORD '…'; GRANT "
+        f"USAGE ON SCHEMA {schema} TO catalog_reader; GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO catalog_reader",
         place=place,
     )
 
@@ -255,7 +254,7 @@ class Database:
             except connection.dialect.loaded_dbapi.Error as error:
                 if _is_no_text(error):
                     raise InvalidInput(
-                        f"{self.place}: the answer holds text that is not UTF-8. Ask for its bytes: "
+                        f"{self.place}: the answer contains text that is not UTF-8. Select its bytes with "
                         "CAST(column AS BLOB)",
                         place=self.place,
                     ) from error
@@ -424,7 +423,7 @@ def _refused(cause: BaseException | None, place: str) -> TidemarkError:
 
 _LATER: Final = "Try again when the database can be reached"
 _CHECK: Final = "Check that it runs, and the host and port in the URL"
-_ONLY_READS: Final = "a statement here only reads rows. Write a SELECT that changes nothing and reads only tables"
+_ONLY_READS: Final = "only statements that read are allowed. Write a SELECT that changes nothing and reads only tables"
 
 _OF_STATEMENTS: Final = (
     (r"no such column: (?P<name>\S+)", "unknown column {name}. Use a column of its table"),
@@ -433,21 +432,30 @@ _OF_STATEMENTS: Final = (
     (r"relation (?P<name>\S+) does not exist", "unknown table {name}. Use a table of the catalog, such as splits"),
     (r"no such function: (?P<name>\S+)", "unknown function {name}. Use a function of the database"),
     (r"function (?P<name>[^(\s]+)\(.*\) does not exist", "no function {name} takes these arguments. Correct the call"),
-    (r"wrong number of arguments to function (?P<name>[^(\s]+)", "{name} takes another number of arguments"),
+    (
+        r"wrong number of arguments to function (?P<name>[^(\s]+)",
+        "{name} has a wrong number of arguments. Correct the call",
+    ),
     (r'near "(?P<name>.*?)": syntax error', "the statement is not valid SQL near {name}. Correct it there"),
     (r'syntax error at or near "(?P<name>.*?)"', "the statement is not valid SQL near {name}. Correct it there"),
     (r'unrecognized token: "(?P<name>.*?)"', "the statement is not valid SQL near {name}. Correct it there"),
     (r"incomplete input|at end of input", "the statement is not valid SQL: its end is missing. Correct it"),
-    (r"(?:ambiguous column name: |column reference )(?P<name>\S+)", "{name} is in several tables. Name its table, too"),
+    (
+        r"(?:ambiguous column name: |column reference )(?P<name>\S+)",
+        "{name} is in several tables. Write the name of the table before it",
+    ),
     (r'invalid input syntax for type (?P<type>[\w ]+): "(?P<name>.*?)"', "{name} is not a value of the type {type}"),
     (
         r"permission denied for (?P<type>\w+) (?P<name>\S+)",
-        "this role may not use the {type} {name}. Grant it",
+        "this role has no right to use the {type} {name}. Grant the right",
     ),
     (r"readonly database|read-only transaction", _ONLY_READS),
-    (r"one statement at a time|multiple commands", "it is several statements. Send one at a time"),
+    (r"one statement at a time|multiple commands", "the text contains several statements. Send one at a time"),
     (r"division by zero", "the statement divides by zero. Use nullif for the divisor"),
-    (r"too big|too large|out of range|too small|overflow", "a value is too large for its type, or for Python. Cast it"),
+    (
+        r"too big|too large|out of range|too small|overflow",
+        "a value is out of the range of its type or of Python. Cast it to another type",
+    ),
     (r"binding|parameter", "the statement has a parameter without a value. Write the value into it"),
 )
 """The faults of statements: patterns for the messages of SQLite and PostgreSQL, and our message for each fault."""
@@ -585,7 +593,7 @@ def _require_columns(inspector: sa.Inspector, place: str) -> None:
 
 def _foreign(place: str, found: str) -> InvalidInput:
     return InvalidInput(
-        f"{place}: expected an empty database or a catalog of Tidemark, and {found}. Give the catalog a database of "
-        "its own, in PostgreSQL a schema of its own (?options=-csearch_path%3Dname)",
+        f"{place}: the database is neither empty nor a catalog of Tidemark: {found}. Give the catalog its own "
+        "database, or in PostgreSQL its own schema (?options=-csearch_path%3Dname)",
         place=place,
     )

@@ -410,7 +410,7 @@ def _commit(at: Known, actions: Sequence[Action]) -> Row:
 
 
 MOST_TURNS: Final = 10
-NEW: Final = "the catalog did not have it"
+NEW: Final = "the catalog did not have the table"
 REQUESTED: Final = "it was asked for"
 
 _logger = logging.getLogger(__name__)
@@ -489,13 +489,17 @@ class Refresher:
         """
         actions = read_version(self.log.store, known.head_version) if known.is_ours else None
         if actions is not None:
-            return "" if _is_commit(known, actions) else f"its version {known.head_version} is a different commit now"
+            return (
+                ""
+                if _is_commit(known, actions)
+                else f"version {known.head_version} of the table is a different commit now"
+            )
         head = self.log.snapshot()
         same = (catalog_id(head), head.version, head.timestamp)
         if same == (known.table_id, known.head_version, known.head_timestamp_ms):
             return ""
         if head.version < known.head_version:
-            return f"its log ends before version {known.head_version}, which the catalog has"
+            return f"the log ends before version {known.head_version}, which the catalog has"
         return f"the file of version {known.head_version} is not there any more"
 
     def _follow(self, found: Known) -> tuple[Known | None, int]:
@@ -529,7 +533,7 @@ class Refresher:
         elsewhere = self._known(TABLES.c.table_id == catalog_id(snapshot))
         if elsewhere is not None and elsewhere.uri != self._uri:
             _require_moved(elsewhere, self._uri)
-            reason = f"it was at {elsewhere.uri}"
+            reason = f"the table was at {elsewhere.uri}"
         _logger.info("loading %s into the catalog %s: %s", self._uri, self.database.place, reason)
         since = None if elsewhere is None else elsewhere.first_version
         try:

@@ -340,9 +340,11 @@ class TableDeclaration(_Settings):
                 names = ", ".join(missing)
                 if landing.pattern is not None:
                     raise InvalidInput(
-                        f"the pattern captures no group for the required columns {names}. Add a group for each of them"
+                        f"the pattern has no group for the required columns {names}. Add a group for each of them"
                     )
-                raise InvalidInput(f"columns lacks the required columns {names}. Name the fields of the files in order")
+                raise InvalidInput(
+                    f"the required columns {names} are missing in `columns`. Name all fields of the files in order"
+                )
 
     @field_validator("partitions")
     @classmethod
@@ -429,8 +431,8 @@ class RawLogDeclaration(Closed):
             raise InvalidInput(f"{twice[0]!r} is given twice. Give each store of a raw log once")
         if not any(each.mandatory for each in stores):
             raise InvalidInput(
-                "a raw log needs a mandatory store: without one nothing would be durable. "
-                "Declare a store without `mandatory: false`"
+                "a raw log needs a mandatory store, or its records are not durable. Declare a store without "
+                "`mandatory: false`"
             )
         return stores
 

@@ -82,12 +82,18 @@ _YAML_FAULTS: Final = (
     ("'\\t'", "a tab is used for indentation. Use spaces"),
     ("expected ',' or ']'", "a list begins with [ and has no end. Write ] after its last value"),
     ("expected ',' or '}'", "a mapping begins with { and has no end. Write } after its last value"),
-    ("mapping values are not allowed", "a : does not fit here. Quote a value that has one, and check the indentation"),
+    (
+        "mapping values are not allowed",
+        "a : is not allowed here. Quote a value that contains a :, and check the indentation",
+    ),
     ("could not find expected ':'", "a field has no : after its name. Write it as name: value"),
     ("unexpected end of stream", "a quote is not closed. Close it"),
-    ("expected <block end>", "the indentation differs from the lines before. Indent fields of one mapping alike"),
+    (
+        "expected <block end>",
+        "the indentation differs from the lines before. Give all fields of a mapping the same indentation",
+    ),
     ("expected a single document", "it has several documents. Keep one, and remove the lines ---"),
-    ("undefined alias", "a value begins with *, and no anchor & has this name. Quote the value"),
+    ("undefined alias", "a value begins with *, so it is an alias of an unknown anchor. Quote the value"),
     ("cannot start any token", "a value begins with a character that needs quotes. Quote the value"),
     ("escape character", "a text in double quotes has a \\ that is not an escape. Use single quotes"),
     ("but found another document", "it has several documents. Keep one, and remove the lines ---"),
@@ -336,7 +342,7 @@ def _what_is_wrong(error: ErrorDetails, field: str, model: type[Closed]) -> str:
         case "model_type" if not error["loc"]:
             required = [name for name, each in model.model_fields.items() if each.is_required()]
             least = f" with at least {', '.join(required[:-1])} and {required[-1]}" if required else ""
-            return f"{field}: a declaration is a mapping{least}, found {_found(found)}"
+            return f"{field} is {_found(found)}. Write a mapping{least}"
         case "value_error":
             return _of_a_value(field, without_locations(str(error["ctx"]["error"])))
         case "literal_error" | "enum":

@@ -84,9 +84,7 @@ class QuietHours:
         first, second, *last = (int(each) for each in found.groups() if each is not None)
         start, end = first * 60 + second, last[0] * 60 + last[1]
         if start == end % _DAY_MINUTES:
-            raise InvalidInput(
-                f"{text!r} is a range that ends where it begins. Leave some hours of the day for maintenance"
-            )
+            raise InvalidInput(f"{text!r} covers the whole day. Leave some hours of the day for maintenance")
         return cls(start, end)
 
     def hold(self, at_ms: int) -> bool:
@@ -113,8 +111,8 @@ def parse_cron(given: object) -> str:
     day = min(found["day"])
     if day > max(_MONTH_DAYS[month - 1] for month in found["month"]):
         raise InvalidInput(
-            f"{given!r} is a cron line that never matches: none of its months has a day {day}. "
-            "Give another day or month"
+            f"{given!r} is a cron line that never matches, because its months have no day {day}. Give another day or "
+            "month"
         )
     return " ".join(parts)
 
@@ -134,8 +132,8 @@ def _numbers_of_part(part: str, name: str) -> range:
         if start in allowed and end in allowed and (is_one or start < end) and step != 0:
             return range(start, end + 1, step or 1)
     raise InvalidInput(
-        f"{part!r} is not the {name} of a cron line. Write *, a number from {allowed[0]} to {allowed[-1]} or an "
-        f"ascending range such as {allowed[1]}-{allowed[4]}. A step after / is at least 1"
+        f"{part!r} is not a valid {name} of a cron line. Write *, a number from {allowed[0]} to {allowed[-1]}, or a "
+        f"range such as {allowed[1]}-{allowed[4]}. A step after / must be 1 or more"
     )
 
 
@@ -189,7 +187,8 @@ def _tag_value(text: str) -> str:
 
 def _refuse_tag(text: str) -> NoReturn:
     raise InvalidInput(
-        f"{text!r} is not a key or a value of a tag. Write up to 63 of A-Z a-z 0-9 _ - . and in a key at most one /"
+        f"{text!r} is not a key or a value of a tag. Use at most 63 characters of A-Z a-z 0-9 _ - and a dot. A key "
+        "may also have one /"
     )
 
 
@@ -332,12 +331,12 @@ class PartitionsDeclaration(Closed):
         """
         if seconds is None:
             raise InvalidInput(
-                "only a table with a window has partitions. Declare a time_column and a window, or leave partitions out"
+                "partitions need a table with a window. Declare a time_column and a window, or leave partitions out"
             )
         if any(each.timestamp() % seconds for each in (self.start, self.end) if each):
             raise InvalidInput(
-                f"start and end must be starts of windows of {seconds} s. "
-                "Write times on whole windows, such as 2026-01-01T00:00"
+                f"start or end is not the start of a window of {seconds} s. Write starts of windows, such as "
+                "2026-01-01T00:00"
             )
         if self.end and not 0 < (self.end - self.start).total_seconds() / seconds <= MOST_PARTITIONS:
             raise InvalidInput(
@@ -451,5 +450,5 @@ def require_columns(names: tuple[str, ...] | list[str], columns: Mapping[str, ob
     """
     if columns is not None and (unknown := [name for name in names if name not in columns]):
         raise InvalidInput(
-            f"{', '.join(map(repr, unknown))} is not among the columns {', '.join(columns)}. Name columns of the table"
+            f"{', '.join(map(repr, unknown))} is not a column of the table. The columns are {', '.join(columns)}"
         )

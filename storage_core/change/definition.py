@@ -36,12 +36,13 @@ def check_definition(schema: pa.Schema, config: TableConfig) -> None:
     may have windows only if its time column is part of the key (docs/architecture/ingestion.md).
     """
     if not isinstance(schema, pa.Schema):
-        raise InvalidInput(f"a table needs an Arrow schema, found {schema!r}. Make one with pa.schema([…])")
+        raise InvalidInput(f"the schema of the table is {schema!r}. Give an Arrow schema, such as pa.schema([…])")
     to_schema_string(schema)  # refuses column types that the log cannot store
     folded = [name.lower() for name in schema.names]
     if not folded or len(set(folded)) != len(folded):
         raise InvalidInput(
-            f"a table needs columns whose names differ in more than case, found {schema.names}. Rename columns"
+            f"the columns are {schema.names}. A table needs at least one column, and names that differ in more than "
+            "case. Rename the columns"
         )
     for check in CHECKS.values():
         check(schema, config)
@@ -66,15 +67,15 @@ def check_names(snapshot: Snapshot, config: TableConfig) -> None:
     for name in sorted(sort_order.bind(config, snapshot.schema).described & other):
         stored = stored_name(snapshot.schema.field(name))
         raise InvalidInput(
-            f"the sort schema names {name!r}, which is {stored!r} in splits: the column was renamed, or has the name "
-            "of an earlier column. Sort by another column",
+            f"the sort schema cannot use the column {name!r}, because its name in splits is {stored!r}. The column "
+            "was renamed, or an earlier column had this name. Sort by another column",
             column=name,
         )
     for index in config.indexes:
         if taken := sorted({*index.columns} & other & former):
             raise InvalidInput(
-                f"index {index.name!r} names {taken[0]!r}, the name of an earlier column. Rename the column to a name "
-                "that no column had",
+                f"index {index.name!r} cannot use the column {taken[0]!r}, because an earlier column had this name. "
+                "Give the column a name that no column had",
                 column=taken[0],
                 index=index.name,
             )
@@ -127,7 +128,8 @@ def _check_maps(schema: pa.Schema, config: TableConfig) -> None:
             )
         if merging(name) in schema.names:
             raise InvalidInput(
-                f"map_columns: records use the name {merging(name)!r} for {name!r}, which is also a column. Rename one",
+                f"map_columns: the column {merging(name)!r} has the name that records use for {name!r}. Rename one "
+                "of them",
                 column=name,
             )
 
@@ -160,8 +162,8 @@ def _check_maintained(_: pa.Schema, config: TableConfig) -> None:
     for name in config.maintained_indexes or ():
         if config.kind != "keyed":
             raise InvalidInput(
-                f"maintained_indexes names {name!r}, but an append table has no generations: the setting is for keyed "
-                "tables only. Leave it out, or alter it to None",
+                f"maintained_indexes contains {name!r}, but the setting works only for keyed tables. Leave it out, "
+                "or alter it to None",
                 index=name,
             )
         if config.index(name) is None:
@@ -257,9 +259,7 @@ def _with_late_data(config: TableConfig, given: object) -> TableConfig:
     if isinstance(given, LateData):
         return replace(config, late_data=given)
     if not isinstance(given, Mapping):
-        raise InvalidInput(
-            f"late_data is a mapping with policy and acceptance_window, found {given!r}. Write it as a mapping"
-        )
+        raise InvalidInput(f"late_data is {given!r}. Write a mapping with policy and acceptance_window")
     return changed(config, {"late_data": {"policy": LateData().policy, **given}})
 
 
@@ -311,8 +311,8 @@ def keeping_windows(wanted: TableConfig, found: TableConfig) -> TableConfig:
     if wanted.window_seconds is None or found.window_seconds is None:
         has = "none" if found.window_seconds is None else f"windows of {found.window_seconds} s"
         raise InvalidInput(
-            f"window: the table has {has}. Windows cannot be added or removed later. Give another duration, or create "
-            "a new table",
+            f"window: the table has {has}. Windows cannot be added or removed later. Give another duration, or "
+            "create a new table",
             changed=["window_seconds"],
         )
     former = found.former_windows

@@ -67,7 +67,7 @@ class Changed:
 
 
 _ONE_ROW_FROM_ONE: Final = (
-    "an expression returns one value of one row. It cannot use other rows or a list of columns",
+    "an expression may use only its own row, and returns one value. Remove other rows and lists of columns",
 )
 _BATCH_ROWS: Final = 65_536
 _MORE_THAN_A_ROW: Final = frozenset({"STAR", "SUBQUERY", "WINDOW", "POSITIONAL_REFERENCE"})
@@ -95,7 +95,7 @@ def expr(sql: str) -> Expression:
     chosen = node.get("select_list") or []
     if len(chosen) != 1 or chosen[0].get("alias") or node.get("where_clause") is not None:
         raise InvalidInput(
-            f"{quoted(sql)} is not one expression over columns of a row. Write one expression, such as n + 1",
+            f"{quoted(sql)} is not one expression over the columns of a row. Write one expression, such as n + 1",
             expression=sql,
         )
     for each in nodes_of(chosen[0]):
@@ -121,7 +121,8 @@ class Assignments:
         """
         if not isinstance(given, Mapping) or not given:
             raise InvalidInput(
-                f"an update sets columns to values, as in {{'seats': 4}}, found {quoted(given)}. Give a mapping"
+                f"the changes of an update are {quoted(given)}. Give a mapping of columns to values, as in "
+                "{'seats': 4}"
             )
         unknown = [name for name in given if name not in schema.names]
         if unknown:

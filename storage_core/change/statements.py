@@ -396,8 +396,8 @@ def _meeting(target: Target, wanted: Filter, pieces: Iterator[pa.Table]) -> Iter
         if len(misses):
             raise InvalidInput(
                 f"row {first + int(misses[0])} does not meet the condition {quoted(str(wanted.expression))} "
-                f"({counted(len(misses), 'row')} in all). An overwrite replaces the rows that meet the "
-                "condition. Widen the condition, or leave the rows out and append them",
+                f"({counted(len(misses), 'row')} in all). An overwrite replaces the rows that meet the condition. "
+                "Give a condition that all rows meet, or append the other rows",
                 row=first + int(misses[0]),
             )
         yield rows
@@ -412,8 +412,7 @@ def _key_columns(head: Snapshot, on: object) -> list[str]:
     if not names or len({*names}) < len(names):
         found = ", ".join(map(quoted, names)) or quoted(on)
         raise InvalidInput(
-            f"upsert needs columns that identify a row, each once, of {head.schema.names}, found {found}"
-            ". Give each name once",
+            f"upsert cannot identify rows by {found}. Give names of {head.schema.names}, each once",
             columns=names,
         )
     nested = [name for name in names if pa.types.is_nested(head.schema.field(name).type)]

@@ -192,8 +192,8 @@ class _Carried:
         if expected != found:
             inputs = ", ".join(self.task.inputs[number].path for number in newly)
             raise Corrupt(
-                f"MC-2: of {inputs} {expected.rows} rows were deleted, with the fingerprint {expected.digest:x}. At "
-                f"their positions in the outputs are {found.rows} rows with {found.digest:x}. Nothing was committed"
+                f"MC-2: the {expected.rows} deleted rows of {inputs} have the fingerprint {expected.digest:x}. The "
+                f"{found.rows} rows at their positions in the outputs have {found.digest:x}. Nothing was committed"
             )
 
 
@@ -220,8 +220,8 @@ class _Route:
         ends = np.cumsum(written, dtype=np.int64)
         if runs.rows != sum(written):
             raise Corrupt(
-                f"MC-1: the {len(splits)} inputs of window {task.window} have {runs.rows} rows, the outputs "
-                f"{sum(written)}. Nothing was committed"
+                f"MC-1: the {len(splits)} inputs of window {task.window} have {runs.rows} rows, but the outputs have "
+                f"{sum(written)} rows. Nothing was committed"
             )
         firsts = np.cumsum(runs.count) - runs.count
         ranges = [task.row_range(number) for number in numbers]

@@ -380,7 +380,7 @@ def require_whole(task: CompactionTask, results: Sequence[Rewrite]) -> None:
     if not expected == read == written or removed != sorted(add.path for add in task.inputs):
         raise Corrupt(
             f"MC-1: the merge has {expected} rows in {len(task.inputs)} splits. Its {len(results)} parts read {read} "
-            f"of {len(removed)} and wrote {written}. Nothing was committed"
+            f"rows of {len(removed)} splits and wrote {written} rows. Nothing was committed"
         )
 
 
@@ -428,7 +428,7 @@ def _located(split: OpenSplit, context: SplitContext, keys: pa.Table) -> list[in
     for batch in split.batches(sort_columns(split, context.order)):
         rows = _keys(batch, context)
         if not is_sorted(pa.concat_tables([last, rows]), context.order):
-            raise Corrupt(f"SS-1: {split.add.path} is not sorted as it says", key=split.add.path)
+            raise Corrupt(f"SS-1: {split.add.path} is not sorted by its sort schema", key=split.add.path)
         found += _counted(rows, keys, context.order)
         last = rows.slice(max(0, rows.num_rows - 1))
     return [int(each) for each in found.ravel()]

@@ -70,13 +70,13 @@ def scope_faults(
     """Yield the reasons against a merge of these splits in this window: CS-1, CS-2, and CS-3 (before `start`)."""
     scopes = {scope_of(table_id, add) for add in inputs}
     if len(scopes) != 1 or None in scopes:
-        yield Fault("CS-1", f"{names_of(inputs)} are not of one compatibility scope: {scopes}")
+        yield Fault("CS-1", f"{names_of(inputs)} have different compatibility scopes: {scopes}")
     windows = {add.windowStart for add in inputs}
     if windows != {window}:
-        yield Fault("CS-2", f"{names_of(inputs)} lie in the windows {windows}, expected {window} only")
+        yield Fault("CS-2", f"{names_of(inputs)} belong to the windows {windows}, expected only {window}")
     early = [] if start is None else [add for add in inputs if add.windowStart is not None and add.windowStart < start]
     if early:
-        yield Fault("CS-3", f"{names_of(early)} lie in windows before {start}, from which on the table is compacted")
+        yield Fault("CS-3", f"{names_of(early)} belong to windows before {start}, where compaction starts")
 
 
 def output_faults(table_id: str, inputs: Sequence[Add], outputs: Sequence[Add]) -> Iterator[Fault]:
@@ -133,11 +133,11 @@ def union_schema(inputs: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
 def row_faults(before: RowFingerprint, after: RowFingerprint) -> Iterator[Fault]:
     """Yield the differences between the rows before and after a merge: number of rows (MC-1) and values (MC-2)."""
     if before.rows != after.rows:
-        yield Fault("MC-1", f"the merge read {before.rows} rows and made {after.rows}")
+        yield Fault("MC-1", f"the merge read {before.rows} rows and wrote {after.rows}")
     elif before != after:
         yield Fault(
             "MC-2",
-            f"{before.rows} rows were kept but values changed: expected the fingerprint {before.digest:x}, "
+            f"the merge kept all {before.rows} rows, but changed values: expected the fingerprint {before.digest:x}, "
             f"found {after.digest:x}",
         )
 

@@ -253,7 +253,7 @@ def require_same_values(name: str, inputs: Sequence[pa.Array], way: Route, taken
     if len(taken) != rows:
         raise Corrupt(f"MC-1: the merge read {rows} rows and wrote {len(taken)} of {name!r}. Nothing was committed")
     if not same_values(inputs, way, taken):
-        raise Corrupt(f"MC-2: a value of {name!r} is not in its row of the output. Nothing was committed")
+        raise Corrupt(f"MC-2: a value of {name!r} is in the wrong row of the output. Nothing was committed")
 
 
 def same_values(inputs: Sequence[pa.Array], way: Route, taken: pa.Array) -> bool:
@@ -468,13 +468,13 @@ class _Input:
         """Raise `Corrupt` if some rows were not read."""
         left = self._rows + sum(batch.num_rows for batch in self._batches)
         if left:
-            raise Corrupt(f"MC-1: {left} rows of {self._split.add.path} have no place in the output")
+            raise Corrupt(f"MC-1: {left} rows of {self._split.add.path} are missing in the output")
 
     def _batch(self) -> tuple[Columns, int]:
         batch = next(self._batches, None)
         if batch is None:
             path = self._split.add.path
-            raise Corrupt(f"{path}: fewer rows than its sort columns have", key=path)
+            raise Corrupt(f"{path}: the split has fewer rows than its sort columns", key=path)
         found = {name: batch.column(index) for index, name in enumerate(batch.schema.names)}
         rows = batch.num_rows
         columns = [found[each.name] if each.name in found else pa.nulls(rows, each.type) for each in self._schema]
@@ -489,7 +489,7 @@ def _require_forwards(local: Runs, counts: Positions, splits: Sequence[OpenSplit
     astray = (local.start < 0) | (local.start + local.count > counts[local.input])
     if np.any(astray):
         path = splits[int(local.input[int(astray.argmax())])].add.path
-        raise Corrupt(f"SS-1: {path} is not sorted as it says", key=path)
+        raise Corrupt(f"SS-1: {path} is not sorted by its sort schema", key=path)
 
 
 def _column(inputs: Sequence[pa.Array], way: Route, field: pa.Field) -> pa.Array:

@@ -163,7 +163,7 @@ def _report(job: JobRun[Compact], outcome: GroupsOutcome) -> JobReport:
 def _failure(outcome: GroupsOutcome) -> TidemarkError:
     """Return the error of the first failed window, with all failed windows and the committed versions."""
     failed = outcome.failed_by_start()
-    skipped = ", the inputs are skipped for a day" if any(each.lasting for _, each in failed) else ""
+    skipped = ", and their inputs are skipped for a day" if any(each.lasting for _, each in failed) else ""
     # Commits that only write mergeskips are omitted.
     versions = listed([each.version for each in outcome.commits if each.windows])
     others = f"All other work is committed in version {versions}" if versions else "No window was compacted"
@@ -647,5 +647,5 @@ def due_expire(inputs: Inputs) -> DueRun | None:
     if not found.splits:
         return None
     windows = found.windows
-    reason = f"{len(windows)} windows have left, {sum(each.bytes for each in windows):,} bytes"
+    reason = f"{len(windows)} windows are older than the retention, {sum(each.bytes for each in windows):,} bytes"
     return DueRun(reason=reason, items=len(windows))

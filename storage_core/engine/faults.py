@@ -163,7 +163,7 @@ _RE2_FAULTS: Final = {
     "invalid escape sequence": "a letter after \\ has no meaning",
     "invalid character class range": "a range of characters ends before it begins",
     "trailing \\": "it ends with \\",
-    "invalid perl operator": "it uses a look-around or another group (?…) that RE2 does not have",
+    "invalid perl operator": "it uses a look-around or another group (?…) that RE2 does not support",
 }
 """The faults of an RE2 expression. Each key is the beginning of RE2's own name for the fault."""
 
@@ -234,9 +234,7 @@ _FAULTS: Final = (
     ),
     _fault(
         r"(?:ORDER|GROUP BY) term out of range - should be between 1 and (?P<most>\d+)",
-        lambda found: (
-            f"ORDER BY or GROUP BY has the number of a column that the query does not have. Give 1 to {found['most']}"
-        ),
+        lambda found: f"ORDER BY or GROUP BY has a column number that is out of range. Give 1 to {found['most']}",
     ),
     _fault(
         r'extract specifier "(?P<name>.*?)" not recognized',
@@ -266,8 +264,8 @@ _FAULTS: Final = (
     _fault(
         r"(?P<what>Window|UNNEST)[^\n]* not supported here",
         lambda found: (
-            f"{'a window function' if found['what'] == 'Window' else 'unnest'} is not allowed at this place. Compute "
-            "it in a subquery"
+            f"{'a window function' if found['what'] == 'Window' else 'unnest'} is not allowed here. Compute it in a "
+            "subquery"
         ),
     ),
     _fault(

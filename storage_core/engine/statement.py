@@ -296,7 +296,7 @@ def parse(text: object, what: str = "query", *, given: str | None = None) -> Nod
         given: The text for quotes in errors, if the caller has made `text` from another text.
     """
     if not isinstance(text, str):
-        raise InvalidInput(f"a {what} is text, found {text!r}. Give a text", query=text)
+        raise InvalidInput(f"the {what} is {text!r}. Give a text", query=text)
     if not (text if given is None else given).strip():
         raise InvalidInput(f"the {what} is empty. {'Write a SELECT' if what == 'query' else _EXAMPLE}", query=text)
     _check_size(text, what)
@@ -357,11 +357,11 @@ def check(tree: Node, text: str, *, tables: Collection[str], what: str = "query"
     nodes = list(nodes_of(tree))
     parts = sum(str(node.get("type")) in _PARTS for node in nodes)
     if parts > MOST_PARTS:
-        advice = "Ask in parts, or for several values by one condition"
-        raise refused(text, what, f"it has {parts} SELECTs and tables where {MOST_PARTS} are the most. {advice}")
+        advice = "Divide it into several queries, or use one condition for several values"
+        raise refused(text, what, f"it has {parts} SELECTs and tables. The limit is {MOST_PARTS}. {advice}")
     joins = sum(node.get("type") == "JOIN" for node in nodes)
     if joins > MOST_JOINS:
-        raise refused(text, what, f"it has {joins} joins where {MOST_JOINS} are the most")
+        raise refused(text, what, f"it has {joins} joins. The limit is {MOST_JOINS}")
     named = {str(node["key"]).lower() for node in nodes if _is_common_table(node.get("value"))}
     for name in named:
         if not is_table_name(name):
@@ -382,7 +382,7 @@ def check_copies(tree: Any, text: str, what: str) -> None:
             around += str(node.get("function_name")).lower() in COPYING
             if around > MOST_COPIES:
                 names = ", ".join(sorted(COPYING))
-                raise refused(text, what, f"at most {MOST_COPIES} of these stand within each other: {names}")
+                raise refused(text, what, f"at most {MOST_COPIES} of these functions may be nested: {names}")
             waiting.extend((each, around) for each in node.values())
         elif isinstance(node, list):
             waiting.extend((each, around) for each in node)
@@ -430,7 +430,7 @@ def _objection(node: Node, common: set[str], tables: Collection[str], text: str)
             _require_function(name, text)
             return f"the table function {name} is not allowed. {_reading(tables)}"
         case "SHOW_REF":
-            return "it may describe queries only. Write DESCRIBE SELECT …" if node["query"] is None else None
+            return "DESCRIBE works only for queries. Write DESCRIBE SELECT …" if node["query"] is None else None
         case "PIVOT":
             is_open = node["pivots"] and _from_type(node)
             return "the values of a pivot must be written out. Write IN (…)" if is_open else None
@@ -479,7 +479,7 @@ def _expression_objection(node: Node, class_: str, text: str) -> str | None:
             _require_function(name, text)
             return f"the function {name} is not allowed. Use functions that only compute a value from their arguments"
     if len(node.get("column_names") or ()) > MOST_NAMES:
-        return f"a column is named by at most {MOST_NAMES} names with dots between them"
+        return f"the name of a column has more than {MOST_NAMES} parts with dots between them"
     if class_ == "TYPE" and str(node["type_name"]).upper() not in TYPES:
         name = str(node["type_name"])
         likely = did_you_mean(name, sorted(TYPES)) or ". Use a type such as VARCHAR, BIGINT or TIMESTAMP"
@@ -507,12 +507,12 @@ def _functions() -> frozenset[str]:
 def _check_size(text: str, what: str) -> None:
     if len(text) > LONGEST_TEXT:
         advice = "Give it in parts"
-        raise InvalidInput(f"a {what} has at most {LONGEST_TEXT} characters, found {len(text)}. {advice}", query=None)
+        raise InvalidInput(f"the {what} has {len(text)} characters. The limit is {LONGEST_TEXT}. {advice}", query=None)
     try:
         coded = text.encode()
     except UnicodeEncodeError as error:
         raise InvalidInput(
-            f"the {what} holds a character that UTF-8 does not have. Write it in UTF-8", query=text
+            f"the {what} contains a character that UTF-8 cannot encode. Write it in UTF-8", query=text
         ) from error
     import duckdb
 
@@ -520,7 +520,7 @@ def _check_size(text: str, what: str) -> None:
     if len(words) > MOST_WORDS:
         advice = "Give it in parts"
         raise InvalidInput(
-            f"a {what} has at most {MOST_WORDS} words and signs, found {len(words)}. {advice}", query=None
+            f"the {what} has {len(words)} words and signs. The limit is {MOST_WORDS}. {advice}", query=None
         )
     for offset, kind in words:
         if kind is duckdb.token_type.operator:
@@ -565,9 +565,8 @@ def require_repeatable(text: str, columns: Collection[str], what: str) -> None:
         raise refused(
             text,
             what,
-            f"{found} may have another value when it is evaluated again, as it is where others commit meanwhile. Write "
-            "the value itself, as in ts < TIMESTAMP '2026-01-31 12:00:00', or choose by what rows hold, as in "
-            "hash(id) % 10 = 0",
+            f"{found} can change when the text is evaluated again, as after a commit of another writer. Write a "
+            "constant, as in ts < TIMESTAMP '2026-01-31 12:00:00'. Or use values of the row, as in hash(id) % 10 = 0",
         )
 
 
@@ -662,7 +661,7 @@ def _described(value: object) -> str:
         case str():
             return f"{quoted(value)}. Give text that UTF-8 can encode"
         case list() | tuple() | dict():
-            return f"{quoted(value)}, because one of them has no form in SQL. {_CONSTANTS}"
+            return f"{quoted(value)}, because SQL cannot express one of its values. {_CONSTANTS}"
         case _:
             return f"a value of the type {shortened(type(value).__name__)}. {_CONSTANTS}"
 
@@ -710,6 +709,4 @@ def _by_name(parameters: object) -> dict[str, object]:
         return {str(name): value for name, value in parameters.items()}
     if isinstance(parameters, Sequence) and not isinstance(parameters, str | bytes):
         return {str(number): value for number, value in enumerate(parameters, 1)}
-    raise InvalidInput(
-        f"parameters are a list of values, or values by name, found {quoted(parameters)}. Give one of these"
-    )
+    raise InvalidInput(f"parameters is {quoted(parameters)}. Give a list of values, or a mapping from names to values")

@@ -187,7 +187,7 @@ def column_values(data: bytes | memoryview, *, size: int, where: str) -> ColumnV
         offsets, lengths = (table.column(name).to_numpy() for name in ("offset", "length"))
         ends = np.cumsum(lengths, dtype=np.int64)
         if (lengths < 0).any() or (offsets != ends - lengths).any() or (ends[-1] if len(ends) else 0) != size:
-            raise ValueError("its bitmaps do not lie one after the other")
+            raise ValueError("its bitmaps have gaps or overlap")
         checksums = table.column("xxh3").to_numpy() if "xxh3" in table.column_names else None
         kind = table.schema.field("value").type
         known = table.column("value").combine_chunks().drop_null()
@@ -243,7 +243,7 @@ def value_table(source: pa.NativeFile) -> pa.Table:
     source.seek(_MAGIC_BYTES)  # an Arrow file contains a magic number, a stream, a footer and a magic number
     first, *batches = pa.ipc.MessageReader.open_stream(source)
     if first.type != "schema" or any(each.type != "record batch" or _compressed(each) for each in batches):
-        raise ValueError("it holds other messages than plain record batches")
+        raise ValueError("it contains messages that are not plain record batches")
     source.seek(_MAGIC_BYTES)
     table = pa.ipc.open_stream(source).read_all()
     *names, last = table.schema.names
@@ -257,7 +257,7 @@ def value_table(source: pa.NativeFile) -> pa.Table:
     values, *others = table.columns
     nulls = values.null_count
     if any(each.null_count for each in others) or nulls > (last == "xxh3") or (nulls and values[-1].is_valid):
-        raise ValueError("an offset, length or checksum is null, or a value before the last")
+        raise ValueError("an offset, a length or a checksum is null, or a value that is not the last")
     return table
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from storage_core.base.errors import Corrupt, TidemarkError, Unavailable, panicked, refusal_in
 from storage_core.base.process import require_headroom
 
-REBUILD: Final = "drop the index segment and catch up again"
+REBUILD: Final = "drop the index segment and run catch-up again"
 
 
 def damaged(where: str, what: str) -> Corrupt:

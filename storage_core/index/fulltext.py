@@ -167,7 +167,7 @@ def _hits(searcher: Searcher, found: Sequence[Found], index: str) -> Hits:
 
 
 def _without_row(index: str) -> Corrupt:
-    return text_files.corrupt(f"index {index!r}", "a document names no row of a split, or the row of another document")
+    return text_files.corrupt(f"index {index!r}", "a document has a row that is not in its split or occurs twice")
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ def _boosts(definition: IndexDefinition, given: Mapping[str, float] | None) -> d
     boosts: dict[str, object] = {**(given or {})}
     for column, boost in boosts.items():
         if column not in definition.columns:
-            raise ValueError(f"a boost is given for {quoted(column)}, which the index does not have")
+            raise ValueError(f"a boost is given for {quoted(column)}, which is not a column of the index")
         if isinstance(boost, bool) or not isinstance(boost, int | float) or not 0 < boost <= text_queries.MAX_BOOST:
             raise ValueError(f"the boost of {column!r} is {quoted(boost)}. Give a number above 0, such as 2.5")
     return {column: float(boost) for column, boost in boosts.items() if isinstance(boost, int | float)}

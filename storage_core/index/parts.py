@@ -364,7 +364,7 @@ def _name(segment: IndexSegment, *what: object) -> _Name:
 _logger = logging.getLogger(__name__)
 
 UNCOVERED: Final = "no segment covers them"
-DEAR: Final = "reading their keys costs less"
+DEAR: Final = "a read of their keys costs less"
 UNUSABLE: Final = "their segments are damaged or gone"
 _HEADER_BYTES: Final = len(bundle.MAGIC + bundle.VERSION)
 _ASK_BYTES: Final = 64

@@ -115,7 +115,7 @@ def read_map(data: bytes, translation: Translation) -> TranslationMap:
     where = translation.path
     parsed = keys.parse(where)
     if parsed is None or parsed.kind is not keys.KeyKind.TRANSLATION or parsed.id is None:
-        raise Corrupt(f"the log names {where!r} as a translation: not the key of one", key=where)
+        raise Corrupt(f"the log has the translation {where!r}, which is not the key of a translation", key=where)
     expected = Expected(
         where=where,
         identity=parsed.id,

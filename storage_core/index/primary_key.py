@@ -58,7 +58,7 @@ class Layout:
         blocks = 1 if size == _BEFORE_KEYS + _KEY * rows else _blocks(rows)
         room, rest = divmod(size // blocks - _BEFORE_KEYS, _KEY)
         if size % blocks or rest or room < 0 or not rows <= blocks * room <= max(rows, MOST_ROOM * rows):
-            raise _damaged(where, f"{size} bytes cannot be the keys of {rows} rows")
+            raise _damaged(where, f"the size of {size} bytes does not fit the keys of {rows} rows")
         return Layout(rows, blocks, room)
 
     @property
@@ -107,7 +107,7 @@ def block(data: bytes | memoryview, layout: Layout, identity: str, *, where: str
     count = int(found["keys"])
     keys = HashedRows(found["hashes"][:count].astype(np.uint64), found["rows"][:count].astype(np.uint32))
     if count > layout.room or (keys.hashes[1:] < keys.hashes[:-1]).any() or (keys.rows >= layout.rows).any():
-        raise _damaged(where, f"a block of {KEYS} is not of {layout.rows} rows")
+        raise _damaged(where, f"a block of {KEYS} does not fit {layout.rows} rows")
     return keys
 
 
@@ -129,7 +129,7 @@ def every_key(files: Mapping[str, bytes | memoryview], identity: str, *, where: 
     blocks = np.repeat(np.arange(layout.blocks), [len(each.hashes) for each in parts])
     placed = len(found.rows) == layout.rows and (layout.blocks_of(found.hashes) == blocks).all()
     if not placed or not _is_permutation(found.rows):
-        raise _damaged(where, f"{KEYS} does not have each of {layout.rows} rows once, in the block of its key")
+        raise _damaged(where, f"{KEYS} must contain each of {layout.rows} rows once, in the block of its key")
     return found
 
 

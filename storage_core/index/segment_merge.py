@@ -93,7 +93,7 @@ def _renumber(directory: Path, target: Path, rows: Positions, definition: IndexD
     named = [_rows_of(searcher, ordinal, count) for ordinal, count in enumerate(own.values())]
     every = np.concatenate([np.zeros(0, np.int64), *named])
     if not np.array_equal(np.sort(every), np.arange(len(rows))):
-        raise text_files.corrupt(directory.name, f"its documents do not name its {len(rows)} rows once each")
+        raise text_files.corrupt(directory.name, f"its documents do not contain each of its {len(rows)} rows once")
     for segment, numbers in zip(own, named, strict=True):
         scratch.mkdir()
         _write_rows(scratch, rows[numbers], definition)
@@ -195,11 +195,11 @@ def _decoded(
         with bitmap.damage(where):
             found = positions(BitMap.deserialize(bytes(data)))
         if len(found) and int(found[-1]) >= rows:
-            raise damaged(where, f"names row {found[-1]} of {rows}")
+            raise damaged(where, f"it contains row {found[-1]}, but has only {rows} rows")
         codes[found] = place
         named += len(found)
     if named != int((codes >= 0).sum()):
-        raise damaged(where, "has a row under two values")
+        raise damaged(where, "it has a row with two values")
     return values, codes
 
 
@@ -459,7 +459,9 @@ class _Merging:
             part, count = None if origins is None else Part(rows, origins), add.numRecords or 0
             if origins is None and len(rows) != count:
                 first = self._work.segments[0].path
-                raise damaged(add.path, f"segments over all its {count} rows, as {first}, lead to {len(rows)} of them")
+                raise damaged(
+                    add.path, f"segments such as {first} cover all its {count} rows, but have only {len(rows)} of them"
+                )
             if rows:
                 found.append(Covered(add.path, count, part))
         return found

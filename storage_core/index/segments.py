@@ -351,7 +351,9 @@ def segment_id(segment: IndexSegment) -> str:
     """Return the id of a segment. Raises `Corrupt` if the path of the segment in the log is not a segment key."""
     parsed = keys.parse(segment.path)
     if parsed is None or parsed.kind is not keys.KeyKind.SEGMENT or parsed.id is None or parsed.index != segment.index:
-        raise Corrupt(f"the log names {segment.path!r} as a segment of {segment.index!r}: not a segment key")
+        raise Corrupt(
+            f"the log has the segment {segment.path!r} of {segment.index!r}, which is not the key of a segment"
+        )
     return parsed.id
 
 
@@ -365,7 +367,7 @@ def part_rows(data: bytes | memoryview, segment: IndexSegment, member: Member) -
     except (ValueError, LookupError) as error:
         raise damaged(segment.path, f"its rows cannot be read: {error}") from error
     if len(rows) != member.rows:
-        what = f"it names {len(rows)} rows of {member.split}, the log has {member.rows}"
+        what = f"it has {len(rows)} rows of {member.split}, but the log has {member.rows}"
         raise damaged(segment.path, what)
     return rows
 
@@ -378,7 +380,7 @@ def _without_rows(files: Mapping[str, memoryview], segment: IndexSegment) -> dic
     parts = {each.file: each for each in members(segment) if each.origins is not None}
     for name, member in parts.items():
         if name not in files:
-            raise damaged(segment.path, "it does not say which rows it is over")
+            raise damaged(segment.path, "the list of its rows is missing")
         part_rows(files[name], segment, member)
     return {name: data for name, data in files.items() if name not in parts}
 

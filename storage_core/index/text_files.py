@@ -262,7 +262,7 @@ def check(
     listed = segments_of(bytes(files[META][: _MAX_META_BYTES + 1]), definition, where)
     names = {name for each in listed for name in names_of(each)}
     if names != files.keys() - {META}:
-        raise corrupt(where, f"{META} does not name its files: {sorted(names ^ (files.keys() - {META}))}")
+        raise corrupt(where, f"the list in {META} differs from its files: {sorted(names ^ (files.keys() - {META}))}")
     for name in sorted(names):
         _check_file(memoryview(files[name]), name, where)
     for each, count in listed.items():
@@ -417,7 +417,7 @@ def compose(directories: Sequence[Path], target: Path, definition: IndexDefiniti
     for source, directory in enumerate(directories):
         own = read_meta(directory, definition)
         if again := own.keys() & segments.keys():
-            raise corrupt(directory.name, f"segment {min(again)} is one of another split too")
+            raise corrupt(directory.name, f"segment {min(again)} also belongs to another split")
         segments.update(own)
         sources.extend([source] * len(own))
         rows.append(sum(own.values()))

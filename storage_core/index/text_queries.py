@@ -81,7 +81,7 @@ def check_tree(tree: Node) -> None:
             )
         if not boost <= MAX_BOOST:  # also true for NaN, the result of 0 times infinity
             raise ValueError(
-                f"it boosts more than {MAX_BOOST:.0f} times, so scores would be infinite. Use a smaller boost"
+                f"its boost is greater than {MAX_BOOST:.0f}, so scores would be infinite. Use a smaller boost"
             )
         if node.get("slop", 0) > MAX_SLOP:
             raise ValueError(
@@ -187,7 +187,7 @@ def _earlier(words: Sequence[str]) -> list[int | None]:
 
 
 def _too_many(words: Sequence[str], slop: int) -> ValueError:
-    return ValueError(f"its {len(words)} words have too many arrangements within {slop} positions. Lower the slop")
+    return ValueError(f"its {len(words)} words have too many possible orders within {slop} positions. Lower the slop")
 
 
 # Words of a query that match several words. `kib*` matches a prefix, and `kibana~1` matches words within one change.
@@ -305,7 +305,7 @@ class QueryBuilder:
             case "regex":
                 raise ValueError("Regex queries are not allowed. Use a prefix or a fuzzy word")
             case kind:
-                raise ValueError(f"{kind!r} is not a query that an index answers")
+                raise ValueError(f"an index does not support queries of the kind {kind!r}")
 
     def _group(self, clauses: Sequence[tuple[str | None, Node]]) -> list[tantivy.Query]:
         import tantivy
@@ -414,7 +414,7 @@ class QueryBuilder:
             return self._whole_word(column, term)
         *before, last = words
         if len(last.encode()) > _LONGEST_PREFIX:
-            raise ValueError(f"a prefix has at most {_LONGEST_PREFIX} bytes. Write fewer characters")
+            raise ValueError(f"the prefix has more than {_LONGEST_PREFIX} bytes. Write fewer characters")
         beginning = self._regular(column, f"{_quoted(last)}{_ANYTHING}")
         return self._after(column, term, before, beginning) if before else beginning
 
@@ -425,7 +425,10 @@ class QueryBuilder:
         """
         import tantivy
 
-        self._warn(f"{f'{term.text}*'!r} finds the phrase before its last word, and the prefix anywhere in the text")
+        self._warn(
+            f"{f'{term.text}*'!r} finds texts that contain the phrase without its last word, and the prefix in "
+            "any place"
+        )
         phrase = self._phrase(column, before, 0)
         occur = tantivy.Occur.Should if self.marking else tantivy.Occur.Must
         return _scored(tantivy.Query.boolean_query([(occur, phrase), (occur, beginning)]))
@@ -479,7 +482,7 @@ class QueryBuilder:
         try:
             return self.index.parse_query(text, [column])
         except ValueError as error:
-            raise ValueError(f"a range of column {column!r} has one word at each end") from error
+            raise ValueError(f"a range of column {column!r} needs one word at each end") from error
 
     def _regular(self, column: str, pattern: str) -> tantivy.Query:
         import tantivy

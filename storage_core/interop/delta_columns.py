@@ -89,8 +89,8 @@ def _changes(own: pa.Schema, columns: pa.Schema, where: str) -> Iterator[ColumnC
             if not may_widen(held.type, field.type):
                 raise InvalidInput(
                     f"{where}: column {field.name!r} is {type_text(field.type)} in the Delta table and "
-                    f"{type_text(held.type)} here, and cannot become that type. Rename the column in the Delta table, "
-                    "or land the Delta table in a new table",
+                    f"{type_text(held.type)} here, and cannot be widened to that type. Rename the column in the "
+                    "Delta table, or land the Delta table in a new table",
                     column=field.name,
                 )
             yield widen_column(held.name, field.type)
@@ -109,15 +109,15 @@ def _require_no_renames(own: pa.Schema, before: DeltaSchema, after: DeltaSchema,
             continue
         if name in now.values():  # The column was dropped, and a new column has its name.
             raise InvalidInput(
-                f"{where}: column {name!r} of the Delta table is not the column of before. Rename or drop the column "
-                f"here first: `tidemark alter NAME rename-column {name} …` or `drop-column {name}`",
+                f"{where}: the Delta table has a new column {name!r} in place of the dropped one. First rename or "
+                f"drop the column here: `tidemark alter NAME rename-column {name} …` or `drop-column {name}`",
                 column=name,
             )
         new = now.get(physical)
-        did, do = ("was dropped", f"drop-column {name}") if new is None else (f"is called {new!r} now", "")
+        did, do = ("was dropped", f"drop-column {name}") if new is None else (f"was renamed to {new!r}", "")
         raise InvalidInput(
-            f"{where}: column {name!r} of the Delta table {did}. Change it here too, and run this again: `tidemark "
-            f"alter NAME {do or f'rename-column {name} {new}'}`",
+            f"{where}: column {name!r} of the Delta table {did}. Make the same change here, then run this again: "
+            f"`tidemark alter NAME {do or f'rename-column {name} {new}'}`",
             column=name,
         )
 

@@ -168,8 +168,8 @@ def delta_table(uri: str, version: int | None = None) -> Stream:
         if unread := sorted(_UNREAD.intersection(needed)):
             landing = f"{{uri: {open_store(uri).uri}, format: delta}}"
             raise InvalidInput(
-                f"{place}: an import does not read a Delta table with the reader feature {' or '.join(unread)}. Spark "
-                f"reads it: declare the table with `landing: {landing}` and ingest it.",
+                f"{place}: an import does not read a Delta table with the reader feature {' or '.join(unread)}. "
+                f"Spark can read it. Declare the table with `landing: {landing}`, then ingest.",
                 uri=place,
                 features=unread,
             ) from error
@@ -246,8 +246,8 @@ def _require_read_rightly(table: DeltaTable, uri: str) -> None:
     store = open_store(uri)
     if has_misread_action(store, table.version()):
         raise InvalidInput(
-            f"{store.uri}: the Delta log has characters above U+FFFF as \\u escapes, which delta-rs misreads. Write a "
-            "checkpoint of the Delta table with Spark, and import again.",
+            f"{store.uri}: the Delta log has escaped characters above U+FFFF, which the Delta reader cannot read "
+            "correctly. Write a checkpoint of the Delta table with Spark, and import again.",
             uri=store.uri,
         )
 

@@ -165,8 +165,8 @@ def _readable_field(field: Json) -> Json:
 def _add(schema: DeltaSchema, file: DeltaFile) -> Json:
     if file.partition_values is None and schema.partition_columns:
         raise InvalidInput(
-            f"{file.uri}: the Delta log removes this file of a partitioned table without its partition. Copy the "
-            "table with a tool that writes a new Delta log, and land the copy",
+            f"{file.uri}: the Delta log removes this file without its partition, so its rows cannot be found. Copy "
+            "the table with a tool that writes a new Delta log, and land the copy",
             file=file.uri,
         )
     vector = {} if file.vector is None else {"deletionVector": json.loads(file.vector)}
@@ -411,8 +411,8 @@ def require_same_table(found: DeltaTable, table_id: str, where: str, version: in
     """Raise `InvalidInput` unless the table's rows come from this Delta table. The error explains how to fix this."""
     if found.id != table_id:
         raise InvalidInput(
-            f"{where}: this is another Delta table. Its id is {found.id}, but the rows below version {version} are "
-            f"from the table {table_id}. Restore the first table, or land the new one in a table of its own",
+            f"{where}: this is a different Delta table with the id {found.id}. The rows below version {version} come "
+            f"from the table {table_id}. Restore the first Delta table, or land the new one in a new table",
             expected=table_id,
             found=found.id,
         )
@@ -591,8 +591,8 @@ def _summed(
 def _refused(log: DeltaLog, commit: DeltaCommit) -> InvalidInput:
     return InvalidInput(
         f"{log.store.uri}: version {commit.version} of the Delta table ({commit.operation}) changes or removes rows, "
-        "and an append table takes added rows only. Set `changes: apply` in its landing to delete the same rows, or "
-        "`changes: skip` to leave out such versions. Or create a keyed table. The versions before it are in",
+        "and an append table accepts only added rows. Set `changes: apply` in `landing` to delete the same rows, or "
+        "`changes: skip` to skip such versions. Or create a keyed table. All earlier versions are ingested",
         version=commit.version,
     )
 
@@ -602,10 +602,11 @@ def _set_back(log: DeltaLog, reached: DeltaProgress) -> InvalidInput:
     newest = max(versions(log.store), default=None)
     if newest is not None:
         require_same_table(log.table_at(newest), reached.table_id, log.store.uri, reached.next_version)
-    is_now = "no version any more" if newest is None else f"version {newest} as its newest"
+    is_now = "no versions" if newest is None else f"only versions up to {newest}"
     return InvalidInput(
-        f"{log.store.uri}: versions of the Delta table below {reached.next_version} are in, and it has {is_now}. It "
-        "was reset or deleted. Restore its log, or land it in a new table",
+        f"{log.store.uri}: versions of the Delta table below {reached.next_version} are ingested, but the Delta "
+        f"table now has {is_now}. It was reset or deleted. Restore the Delta log, or land the Delta table in a new "
+        "table",
         expected=reached.next_version - 1,
         found=newest,
     )

@@ -305,7 +305,9 @@ class Manifests:
                     taken.append((ManifestEntryStatus.DELETED, entry))
         if wanted:
             raise Corrupt(
-                f"{min(wanted)}: no manifest of the Iceberg mirror names it", advice=ICEBERG_ADVICE, key=min(wanted)
+                f"{min(wanted)}: no manifest of the Iceberg mirror contains the file",
+                advice=ICEBERG_ADVICE,
+                key=min(wanted),
             )
         return kept, taken
 
@@ -409,10 +411,12 @@ class _StoreIO(FileIO):
         try:
             return _Input(location, self._store.get(key).data)
         except NotFound as error:
-            raise Corrupt(f"{key}: missing, but the Iceberg mirror names it", advice=ICEBERG_ADVICE, key=key) from error
+            raise Corrupt(
+                f"{key}: the file is missing, but the Iceberg mirror refers to it", advice=ICEBERG_ADVICE, key=key
+            ) from error
 
     def new_output(self, location: str) -> OutputFile:
         return _Output(location)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
-        raise Unsupported(f"{location}: only the collector deletes")
+        raise Unsupported(f"{location}: only the collector deletes objects")

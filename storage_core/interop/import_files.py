@@ -66,8 +66,8 @@ def folder_files(uri: str) -> FolderFiles:
         name = each.key if isinstance(each, ObjectInfo) else each.name
         if _ICEBERG.fullmatch(name):
             raise InvalidInput(
-                f"{store.uri}: the folder is an Iceberg table, and its files alone do not show which rows are live. "
-                "Import a query that reads the table.",
+                f"{store.uri}: the folder is an Iceberg table, and its files can contain deleted rows. Import a "
+                "query that reads the table.",
                 uri=store.uri,
             )
         reason = _why_not_read(each, name, store.uri)
@@ -177,8 +177,8 @@ def folder_of(uri: str) -> Folder:
         raise NotFound(f"{store.uri}: there is no such file or folder. Correct the location")
     if next(iter(store.list(DELTA_PREFIX)), None) is not None:
         raise InvalidInput(
-            f"{store.uri}: is a Delta table. Import it as a Delta table, because the files alone do not show which "
-            "rows are live"
+            f"{store.uri}: the folder is a Delta table, and its files can contain deleted rows. Import it as a Delta "
+            "table"
         )
     landed = folder_files(uri)
     if not landed.files:
@@ -218,8 +218,8 @@ def _require_columns_of_folders(footer: Footer) -> None:
         name, equals, _ = part.partition("=")
         if equals and name.casefold() not in known:
             raise InvalidInput(
-                f"{_where(footer.file)}: its folder is {part!r}, and the file has no column {name!r}. Import a query "
-                "of DuckDB that reads both: read_parquet('…/**/*.parquet', hive_partitioning = true)",
+                f"{_where(footer.file)}: its folder is {part!r}, but the file has no column {name!r}. Import a "
+                "DuckDB query that reads both: read_parquet('…/**/*.parquet', hive_partitioning = true)",
                 file=_where(footer.file),
                 column=name,
             )
@@ -237,10 +237,10 @@ def _rows(footer: Footer, schema: pa.Schema) -> Iterator[pa.Table]:
         raise unavailable(where, error) from error
     except TidemarkError as error:
         if isinstance(error, InvalidInput):  # the error is about one row of the batch
-            raise error.reworded(f"{where}: {error.found} (rows are counted from row {read})", file=where) from error
+            raise error.reworded(f"{where}: {error.found} (add {read} to the row number)", file=where) from error
         raise error.reworded(f"{where}: {error.found}", file=where) from error
     if read != footer.rows:
-        raise unsound(f"{where}: {read} rows were read, its footer has {footer.rows}", file=where)
+        raise unsound(f"{where}: {read} rows were read, but its footer has {footer.rows}", file=where)
 
 
 def _require_same(columns: pa.Schema, found: pa.Schema) -> None:
@@ -280,5 +280,5 @@ class Stream:
             try:
                 yield fitted(piece, schema)
             except TidemarkError as error:
-                raise error.reworded(f"{self.name}: {error.found} (rows are counted from row {first})") from error
+                raise error.reworded(f"{self.name}: {error.found} (add {first} to the row number)") from error
             first += piece.num_rows

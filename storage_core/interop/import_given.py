@@ -93,8 +93,8 @@ def source_of(given: object, *, name: str | None, version: int | None) -> Source
         return _at(str(given), version)
     if not is_stream(given) and not isinstance(given, pa.Table | pa.RecordBatch):
         raise InvalidInput(
-            "an import takes the location of a folder or a Delta table, or a stream of Arrow data, found "
-            f"{type(given).__name__}. A relation of DuckDB is such a stream. Append rows of other kinds"
+            f"an import cannot read the type {type(given).__name__}. Give the location of a folder or a Delta table, "
+            "Arrow data, or a DuckDB relation. Append rows of other types"
         )
     if name is None:
         raise InvalidInput("Arrow data has no name. Give the import a name, which identifies it when it runs again")
@@ -116,7 +116,8 @@ def _at(place: str, version: int | None) -> Source:
 def _refuse_version(version: int | None, what: str) -> None:
     if version is not None:
         raise InvalidInput(
-            f"version {version}: {what} has no versions. Give the folder of a Delta table, which has a _delta_log"
+            f"version {version} cannot be given, because {what} has no versions. Leave it out, or give the folder of "
+            "a Delta table"
         )
 
 
@@ -139,8 +140,8 @@ class TableOptions:
         for what, wanted, found in self._compared(config):
             if wanted is not None and wanted != found:
                 raise InvalidInput(
-                    f"{uri}: the table exists, and its {what} is {found!r}, not {wanted!r}. Leave it out, or import "
-                    "into a new table",
+                    f"{uri}: the table exists, and its {what} is {found!r}, not {wanted!r}. Leave {what} out, or "
+                    "import into a new table",
                     uri=uri,
                 )
 

@@ -65,7 +65,7 @@ def import_rows(
         The requests of the source, one PUT per split, and a commit.
     """
     if name is not None and (not name or not name.isprintable()):
-        raise InvalidInput(f"the name of an import must be printable text, found {quoted(name)}. Give another name")
+        raise InvalidInput(f"the name of the import is {quoted(name)}. Give a name of printable text")
     snapshot = None if log.exists() else _made(log, make, source)
     if snapshot is None:
         snapshot = log.snapshot(unfinished=True)
@@ -131,8 +131,8 @@ def _is_done(log: TransactionLog, snapshot: Snapshot, source: Source, name: str 
         return False
     called = source.name if name is None else f"the import {name!r}"
     raise InvalidInput(
-        f"{log.store.uri}: {called} was imported before with other content. Its rows would be imported twice. Import "
-        "only the new rows, or all of them into a new table, or under another name if that is intended",
+        f"{log.store.uri}: {called} was imported before with other content, so rows would be imported twice. Import "
+        "only the new rows, or all rows into a new table. To import all rows again, give another name",
         uri=log.store.uri,
     )
 
@@ -186,8 +186,8 @@ def _put(log: TransactionLog, snapshot: Snapshot, source: Source, name: str | No
         if _is_done(log, head, source, name):
             return Imported(head.version, by_another=True)
         raise fenced.reworded(
-            f"{fenced.found}. Some rows of {source.name} may be imported. Import it again when that writer is done. "
-            "Rows of a keyed table are then imported once, and the same import has nothing left to do"
+            f"{fenced.found}. Some rows of {source.name} may be imported. Run the import again after that writer has "
+            "ended. A keyed table then still contains each row once"
         ) from fenced
     metrics = {"rows_in": rows, "rows_out": 0, "splits_out": 0, "files": source.files}
     head = log.refresh(snapshot)

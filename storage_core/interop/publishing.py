@@ -31,7 +31,7 @@ from storage_core.store.contract import ObjectFile, ObjectStore, put_or_unknown,
 
 
 _DATE_LENGTH = len("2015-05-17")
-_UPDATE = "an update that sets it to itself"
+_UPDATE = "an update that sets the column to itself"
 _REST = "write the remaining rows with an update that sets a column to itself"
 
 
@@ -83,7 +83,7 @@ def without_inner_ids(store: ObjectStore, adds: Iterable[Add], schema: pa.Schema
         found = pq.read_schema(pa.PythonFile(ObjectFile(store, add.path, add.size), mode="r"))
         for name in nested:
             if name in found.names and lacks_ids(found.field(name)):
-                return f"{add.path} has no ids of the fields inside of column {name!r}. Write it with {_UPDATE}"
+                return f"{add.path} has no field ids inside of column {name!r}. Write the rows with {_UPDATE}"
     return None
 
 
@@ -100,8 +100,8 @@ def narrower(store: ObjectStore, adds: Sequence[Add], columns: Collection[str], 
         found = pq.read_schema(pa.PythonFile(ObjectFile(store, add.path, add.size), mode="r"))
         for name, type_ in wanted.items():
             if name in found.names and found.field(name).type != type_:
-                has = f"{add.path} has {found.field(name).type} in column {name!r}, the table {type_}"
-                return f"{has}. Compact its window, or write it with {_UPDATE}"
+                has = f"{add.path} has {found.field(name).type} in column {name!r}, but the table has {type_}"
+                return f"{has}. Compact its window, or write the rows with {_UPDATE}"
     return None
 
 
@@ -124,14 +124,14 @@ def _found(snapshot: Snapshot, vectors_wait: str | None) -> Iterator[str]:
     for column in defaulted:
         if lacking := _count_lacking(files, column):
             yield (
-                f"{counted(lacking, 'split has', 'splits have')} the default of column {column.name!r} in the log "
-                f"only. {_compact(lacking)}, or write it with {_UPDATE}"
+                f"{counted(lacking, 'split has', 'splits have')} the default of column {column.name!r} only in the "
+                f"log. {_compact(lacking)}, or write the rows with {_UPDATE}"
             )
     for column in timestamps:
         if dated := _count_dated(files, column):
             yield (
                 f"{counted(dated, 'split has', 'splits have')} dates where column {column.name!r} has timestamps. "
-                f"{_compact(dated)}, or write it with {_UPDATE}"
+                f"{_compact(dated)}, or write the rows with {_UPDATE}"
             )
 
 
@@ -385,15 +385,15 @@ def require_own(where: str, shown: tuple[str, int] | None, head: Snapshot, *, ad
     """
     if shown is None:
         raise Corrupt(
-            f"{where}: another program wrote here. Only the mirror of this table may write here",
+            f"{where}: another program wrote this object. Only the mirror of this table may write here",
             advice=advice,
             key=where,
         )
     table_id, version = shown
     if table_id != head.table_id or version > head.version:
         raise Corrupt(
-            f"{where}: shows version {version} of the table {table_id}, found the table {head.table_id} at version "
-            f"{head.version}",
+            f"{where}: the mirror shows version {version} of the table {table_id}, but this is the table "
+            f"{head.table_id} at version {head.version}",
             advice=advice,
             key=where,
         )

@@ -19,10 +19,7 @@ from storage_core.data.rows.schema import require_new_columns, table_type, to_sc
 from storage_core.data.rows.values import TYPED_KEYS, has_untyped_keys, leaf_types, validated
 from storage_core.data.rows.vectors import type_text
 
-_TO_DO = (
-    "Convert them to one type at their source, or declare a type that both convert to exactly, or import a query "
-    "that casts the column"
-)
+_TO_DO = "Convert the files to one type, declare a type that fits both, or import a query that casts the column"
 
 
 @dataclass(slots=True)
@@ -72,8 +69,8 @@ class Union:
             where = self.first[name]
             if _has_untyped_part(each.type):
                 raise InvalidInput(
-                    f"{where}: column {each.name!r} has no type in any file: all its values, or all values of one of "
-                    "its fields, are null. Declare the table with a type, or leave the column out by a query.",
+                    f"{where}: column {each.name!r} has no type in any file, because all values of it or of one of "
+                    "its fields are null. Declare the table with a type, or leave the column out with a query.",
                     file=where,
                     column=each.name,
                 )

@@ -298,7 +298,9 @@ def _read(store: ObjectStore, key: str) -> bytes:
     try:
         return store.get(key).data
     except NotFound as error:
-        raise Corrupt(f"{key}: missing, but the Iceberg mirror names it", advice=ICEBERG_ADVICE, key=key) from error
+        raise Corrupt(
+            f"{key}: the file is missing, but the Iceberg mirror refers to it", advice=ICEBERG_ADVICE, key=key
+        ) from error
 
 
 def _is_split(key: str) -> bool:

@@ -52,7 +52,7 @@ def fitting(rows: Rows, schema: pa.Schema, nonzero: Collection[str] = ()) -> Ite
         except InvalidInput as error:
             if not first:
                 raise
-            raise error.reworded(f"{error.found} (rows are counted from row {first} of the stream)") from error
+            raise error.reworded(f"{error.found} (add {first} to the row number)") from error
         yield fits
         first += piece.num_rows
 

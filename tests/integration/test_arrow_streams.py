@@ -142,7 +142,7 @@ def test_a_row_far_into_a_stream_is_named_by_where_its_piece_begins(
     table = a_table(tmp_path, "append")
     loose = pa.schema([("id", pa.int64())])
     batches = [pa.record_batch([pa.array(values, pa.int64())], schema=loose) for values in ([1, 2], [3, None])]
-    with pytest.raises(tm.errors.InvalidInput, match=r"row 1.*counted from row 2 of the stream"):
+    with pytest.raises(tm.errors.InvalidInput, match=r"row 1.*add 2 to the row number"):
         table.append(pa.RecordBatchReader.from_batches(loose, batches))
 
 

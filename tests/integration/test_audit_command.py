@@ -88,7 +88,7 @@ def test_a_violation_is_named_with_what_to_do_and_ends_with_four(
     found, last = lines(capsys)
     assert (found["violation"], found["version"]) == ("MC-1", 5)
     assert found["path"] in table.refresh().snapshot.splits
-    assert "read 6 rows and made 5" in found["message"]
+    assert "read 6 rows and wrote 5" in found["message"]
     assert "tidemark restore" in found["advice"]
     assert last["summary"].items() >= {"status": "violated", "violated": {"MC-1": 1}, "merges": 3}.items()
     assert main(["audit", table.uri]) == 4

@@ -91,7 +91,7 @@ def test_a_log_that_was_put_back_is_loaded_again_whether_it_went_on_or_not(catal
     shutil.rmtree(tmp_path / "t")
     shutil.copytree(tmp_path / "backup", tmp_path / "t")
     found = catalog.refresh(table.uri)
-    assert (found.outcome, found.reason) == ("loaded", "its log ends before version 3, which the catalog has")
+    assert (found.outcome, found.reason) == ("loaded", "the log ends before version 3, which the catalog has")
     assert is_right(catalog, table.uri, 2)
     table = tm.Table.open(table.uri)
     for number in range(2):
@@ -216,7 +216,7 @@ def test_a_database_of_another_table_is_refused_until_it_is_made_again(catalog: 
             InvalidInput, match=rf"has the table .*, found {other.snapshot.table_id}\. If the table was replaced"
         ):
             ask()
-    assert catalog.check("t").shown[0].endswith(f"of the table there {other.snapshot.table_id}")
+    assert catalog.check("t").shown[0].endswith(f"in the log {other.snapshot.table_id}")
     assert catalog.rebuild(other.uri).version == 5
     assert is_right(catalog, other.uri, 5)
     assert len(catalog.tables()) == 1
@@ -298,7 +298,7 @@ def test_a_statement_of_anybody_touches_no_other_file_and_leaves_the_connection_
         for text in (f"ATTACH '{other}' AS o", "PRAGMA query_only=0", "SAVEPOINT s", "COMMIT"):
             with pytest.raises(InvalidInput, match="Begin it with"):
                 catalog.sql(text)
-        with pytest.raises(InvalidInput, match=r"catalog.db: a statement here only reads rows. Write a SELECT"):
+        with pytest.raises(InvalidInput, match=r"catalog.db: only statements that read are allowed. Write a SELECT"):
             catalog.sql("SELECT * FROM pragma_query_only")
         assert catalog.sql("SELECT value FROM json_each('[7]')")[1] == [(7,)]
         table.append({"n": 3})
@@ -429,19 +429,19 @@ def test_the_refusal_says_how_to_make_a_role_that_can_ask(postgres: Postgres, tm
         catalog.refresh(table.uri)
         with pytest.raises(InvalidInput, match="Connect as a role that can only read") as refused:
             catalog.sql("SELECT 1")
-    advice = str(refused.value).partition("Make one with: ")[2]
+    advice = str(refused.value).partition("Create such a role with: ")[2]
     with psycopg.connect(place, autocommit=True) as connection:
         connection.execute(advice.encode())
     with tm.open_catalog(postgres.asked_by("catalog_reader", place), must_exist=True) as catalog:
         assert catalog.sql("SELECT live_rows FROM tables")[1] == [(2,)]
-        with pytest.raises(InvalidInput, match="this role may not use the function 'pg_read_file'"):
+        with pytest.raises(InvalidInput, match="this role has no right to use the function 'pg_read_file'"):
             catalog.sql("SELECT pg_read_file('PG_VERSION')")
 
 
 @pytest.mark.parametrize("text", ["select \0 1", "select 1 \0; delete from splits", "select '\udcff'"])
 def test_a_statement_that_the_database_would_not_get_as_it_is_is_refused(catalog: Catalog, text: str) -> None:
     with pytest.raises(
-        InvalidInput, match=r"the statement holds a (null character|character that UTF-8 does not have)"
+        InvalidInput, match=r"the statement contains a (null character|character that UTF-8 cannot encode)"
     ):
         catalog.sql(text)
 
@@ -450,12 +450,12 @@ def test_an_answer_that_is_no_text_or_time_of_python_says_what_to_ask_instead(
     postgres_catalog: Catalog, tmp_path: Path
 ) -> None:
     with tm.open_catalog(f"sqlite:///{tmp_path}/catalog.db") as catalog:
-        with pytest.raises(InvalidInput, match=r"holds text that is not UTF-8\. Ask for its bytes: CAST"):
+        with pytest.raises(InvalidInput, match=r"contains text that is not UTF-8\. Select its bytes with CAST"):
             catalog.sql("SELECT CAST(x'ff' AS text)")
         assert catalog.sql("SELECT CAST(CAST(x'ff' AS text) AS BLOB)")[1] == [(b"\xff",)]
-        with pytest.raises(InvalidInput, match=r"a value is too large for its type, or for Python\. Cast it"):
+        with pytest.raises(InvalidInput, match=r"a value is out of the range of its type or of Python\. Cast it"):
             catalog.sql("SELECT zeroblob(2000000000)")
-    with pytest.raises(InvalidInput, match=r"a value is too large for its type, or for Python\. Cast it"):
+    with pytest.raises(InvalidInput, match=r"a value is out of the range of its type or of Python\. Cast it"):
         postgres_catalog.sql("SELECT 'infinity'::date")
 
 
@@ -493,7 +493,7 @@ def test_a_foreign_database_is_refused_and_left_as_it_is(database_url: str) -> N
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE commits (sha text)")
     with pytest.raises(
-        InvalidInput, match=r"expected an empty database .*holds the tables 'commits'. Give the catalog"
+        InvalidInput, match=r"neither empty nor a catalog of Tidemark: .*holds the tables 'commits'. Give the catalog"
     ):
         tm.open_catalog(database_url)
     with engine.begin() as connection:

@@ -410,7 +410,9 @@ def test_an_index_over_a_name_that_another_column_had_is_refused() -> None:
     index = {"name": "texts", "kind": "fulltext"}
     columns = {"id": "int!", "w": "string", "text": "string"}
 
-    with pytest.raises(InvalidInput, match=r"index 'texts' names 'text', the name of an earlier column. Rename"):
+    with pytest.raises(
+        InvalidInput, match=r"index 'texts' cannot use the column 'text', because an earlier column had this name. Give"
+    ):
         Table.declare(
             TableDeclaration.model_validate(
                 {**declared, "columns": columns, "indexes": [{**index, "columns": ["text"]}]}

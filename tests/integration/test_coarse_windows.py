@@ -127,7 +127,7 @@ def test_chunks_of_a_backfill_hold_whole_coarse_windows(tmp_path: Path, hours: i
     assert sum(each.windows for each in found) == 96 // hours
     with pytest.raises(InvalidInput, match="is not a multiple of the window"):
         chunks(declaration, "2015-05-17T00:00", "2015-05-21T00:00", "1h")
-    with pytest.raises(InvalidInput, match="must be starts of windows"):
+    with pytest.raises(InvalidInput, match="is not the start of a window"):
         chunks(declaration, "2015-05-17T01:00", "2015-05-21T00:00", chunk)
 
 

@@ -121,8 +121,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
 def test_each_version_without_hidden_rows_is_the_snapshot_of_that_number(story: Story) -> None:
     assert len(story.versions) > 12
     assert sorted({*story.versions, *story.waited}) == [*range(1, 25)]
-    assert "rows of 6 splits are deleted, which Iceberg's format version 2 can show" in story.waited[3]
-    assert "have the default of column 'level' in the log only" in story.waited[13]
+    assert "rows of 6 splits are deleted, and format version 2 of Iceberg shows them" in story.waited[3]
+    assert "have the default of column 'level' only in the log" in story.waited[13]
 
 
 def test_pyiceberg_finds_the_same_rows_at_every_version(story: Story) -> None:
@@ -167,7 +167,7 @@ def test_a_version_with_hidden_rows_waits_for_a_compaction_and_is_no_error(tmp_p
     done = table.publish("iceberg")
     assert (done.version, done.shown_as, done.commits) == (2, 2, 0)
     assert done.waits_for is not None
-    assert "can show after a compaction only. Compact their windows" in done.waits_for
+    assert "shows them only after a compaction. Compact their windows" in done.waits_for
     assert by_pyiceberg(str(done.location), 2, SCHEMA.names) == before
     upkeep.compact(table)
     done = table.refresh().publish("iceberg")
@@ -265,7 +265,9 @@ def test_metadata_of_others_is_left_alone_and_a_lost_manifest_is_named(tmp_path:
     metadata = json.loads(Path(str(done.location)).read_text())
     del metadata["snapshots"][0]["summary"]["tidemark.published-at-ms"]
     (tmp_path / "t" / iceberg_metadata_key(2)).write_text(json.dumps(metadata))
-    with pytest.raises(Corrupt, match=r"v2\.metadata\.json: another program wrote here.*Remove the folder `_iceberg`"):
+    with pytest.raises(
+        Corrupt, match=r"v2\.metadata\.json: another program wrote this object.*Remove the folder `_iceberg`"
+    ):
         table.publish("iceberg")
 
 

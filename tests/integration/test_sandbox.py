@@ -323,10 +323,10 @@ def test_a_kept_process_that_does_not_wake_is_replaced(
 
 def test_a_process_that_cannot_start_says_so(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_PROGRAM", "raise SystemExit(3)")
-    with pytest.raises(Unavailable, match=r"process of a query did not begin \(exit status 3\): look at the limits"):
+    with pytest.raises(Unavailable, match=r"process of a query did not start \(exit status 3\): check the limits"):
         answered(table)
     monkeypatch.setattr(sys, "executable", None)
-    with pytest.raises(Unavailable, match=r"set sys\.executable"):
+    with pytest.raises(Unavailable, match=r"Set sys\.executable"):
         answered(table)
 
 
@@ -423,7 +423,7 @@ def test_a_process_that_lives_and_answers_nothing_is_ended(
 ) -> None:
     monkeypatch.setattr(process, "_PROGRAM", f"import os, signal, sys; {does}; signal.pause()")
     monkeypatch.setattr(process, "_WAKE_SECONDS", 1.0)
-    with pytest.raises(Unavailable, match=rf"did not begin \(it {how}"):
+    with pytest.raises(Unavailable, match=rf"did not start \(it {how}"):
         answered(table)
 
 

@@ -338,7 +338,9 @@ def test_packed_splits_have_the_ids_of_columns(tmp_path: Path) -> None:
 
 def test_settings_name_columns_as_the_table_calls_them_now(tmp_path: Path) -> None:
     table = changed(f"memory://{uuid4()}", time_column="at", window=None)
-    with pytest.raises(InvalidInput, match="sort schema names 'number', which is 'n' in splits"):
+    with pytest.raises(
+        InvalidInput, match="sort schema cannot use the column 'number', because its name in splits is 'n'"
+    ):
         table.alter({"sort_schema": "number__i|timestamp/V2"})
     with pytest.raises(InvalidInput, match="'text', the name of an earlier column"):
         table.alter({"indexes": [{"name": "t", "kind": "fulltext", "columns": ["text"]}]})

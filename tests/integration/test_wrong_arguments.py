@@ -145,7 +145,7 @@ def test_a_writer_takes_rows_and_keys_only_and_a_generator_of_patches_is_whole(t
         ({"indexes": [5]}, "Give a list of IndexDefinition or mapping."),
         ({"indexes": {"name": "x"}}, "indexes is an object of 1 fields. Give a list."),
         ({"primary_key": 5}, "primary_key is 5. Give a text or a list of names or None."),
-        ({"schema": {"id": "int"}}, "needs an Arrow schema"),
+        ({"schema": {"id": "int"}}, "Give an Arrow schema"),
         (
             {"primary_key": "id", "indexes": INDEXES, "maintained_indexes": "ids"},
             "is 'ids'. Give a list of names or None.",
@@ -153,7 +153,7 @@ def test_a_writer_takes_rows_and_keys_only_and_a_generator_of_patches_is_whole(t
         ({"primary_key": "id", "indexes": INDEXES, "maintained_indexes": ["id"]}, "The table has words, ids"),
         (
             {"indexes": INDEXES, "maintained_indexes": ["ids"]},
-            "maintained_indexes names 'ids', but an append table has no generations",
+            "maintained_indexes contains 'ids', but the setting works only for keyed tables",
         ),
     ],
 )

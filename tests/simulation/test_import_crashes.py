@@ -147,6 +147,6 @@ def test_an_import_whose_region_another_writer_claims_says_to_import_again(tmp_p
             pass
 
     source = cast("Source", _Meanwhile(folder_of(str(tmp_path / "more")), claim))
-    with pytest.raises(WriterFenced, match=r"Some rows of .* may be imported. Import it again"):
+    with pytest.raises(WriterFenced, match=r"Some rows of .* may be imported. Run the import again"):
         import_rows(log, source, lambda _, __: log.snapshot())
     assert _import(store, tmp_path / "more", KEYED, 10).status == "committed"

@@ -89,7 +89,7 @@ def test_mc_1_a_row_that_was_dropped(table: Events, two: list[Add]) -> None:
     table.replace(two, [table.output(table.merged(two).slice(1), two)])
     (found,) = table.audit().violations
     assert (found.invariant, found.version) == ("MC-1", table.head.version)
-    assert "read 4 rows and made 3" in found.message
+    assert "read 4 rows and wrote 3" in found.message
     assert "restore" in found.advice
 
 

@@ -153,4 +153,4 @@ def test_a_window_that_a_commit_dropped_beside_emptied_ones_is_found(table: Even
     table.replace(table.live, [])
     (found,) = table.audit().violations
     assert found.invariant == "MC-1"
-    assert "read 1 rows and made 0" in found.message
+    assert "read 1 rows and wrote 0" in found.message

@@ -104,7 +104,7 @@ def test_rows_without_a_place_in_the_order_are_noticed() -> None:
     store = MemoryStore("streaming")
     splits = _opened(store, _write(store))
     runs = merge_order([split.read().slice(0, split.rows - 1) for split in splits], ORDER).runs
-    with pytest.raises(Corrupt, match=r"MC-1: 1 rows of .* have no place in the output"):
+    with pytest.raises(Corrupt, match=r"MC-1: 1 rows of .* are missing in the output"):
         list(pieces(splits, runs, output_schema(splits, SCHEMA, {}), 100))
 
 

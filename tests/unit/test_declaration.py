@@ -154,7 +154,7 @@ def test_budgets_of_upkeep_are_sizes_and_hours(tmp_path: Path) -> None:
             "{quiet_hours: 8-18}",
             "field `upkeep.quiet_hours`: '8-18' is not a valid range of hours. Write it as 08:00-18:00",
         ),
-        ("{quiet_hours: '00:00-24:00'}", "ends where it begins. Leave some hours of the day for maintenance"),
+        ("{quiet_hours: '00:00-24:00'}", "covers the whole day. Leave some hours of the day for maintenance"),
         ("{runs_at_once: 3}", "unknown field `upkeep.runs_at_once`"),
     ):
         with pytest.raises(InvalidInput) as raised:
@@ -239,7 +239,7 @@ def test_the_declared_tables_of_the_repository_load() -> None:
             "format: pattern",
             "tables/events.yaml:17: field `landing`: format is 'pattern', but pattern",
         ),
-        ("2024-01-02T00:00", "2024-01-02T00:07", "tables/events.yaml:20: field `partitions`: start and end must be"),
+        ("2024-01-02T00:00", "2024-01-02T00:07", "tables/events.yaml:20: field `partitions`: start or end is not"),
         ("2024-01-02T00:00", "2023-01-02T00:00", "tables/events.yaml:20: field `partitions`: end must come after"),
         ("2024-01-02T00:00", "tomorrow", "tables/events.yaml:20: field `partitions.end`: 'tomorrow' is not a time"),
         ("7 * * * *", "hourly", "tables/events.yaml:22: field `schedule.compact`: 'hourly' is not a cron line"),
@@ -287,11 +287,15 @@ def test_a_bad_field_is_refused_with_file_line_and_field(tmp_path: Path, old: st
         ("a:\n\t- b\n", 2, "a tab is used for indentation. Use spaces"),
         ("a: [1\n", 2, "a list begins with [ and has no end. Write ] after its last value"),
         ("a: {b: 1\n", 2, "a mapping begins with { and has no end. Write } after its last value"),
-        ("a: b: c\n", 1, "a : does not fit here. Quote a value that has one, and check the indentation"),
+        ("a: b: c\n", 1, "a : is not allowed here. Quote a value that contains a :, and check the indentation"),
         ("a: 'x\n", 2, "a quote is not closed. Close it"),
-        ("a:\n  b: 1\n c: 2\n", 3, "the indentation differs from the lines before. Indent fields of one mapping alike"),
+        (
+            "a:\n  b: 1\n c: 2\n",
+            3,
+            "the indentation differs from the lines before. Give all fields of a mapping the same indentation",
+        ),
         ("---\na: 1\n---\nb: 2\n", 3, "it has several documents. Keep one, and remove the lines ---"),
-        ("a: *x\n", 1, "a value begins with *, and no anchor & has this name. Quote the value"),
+        ("a: *x\n", 1, "a value begins with *, so it is an alias of an unknown anchor. Quote the value"),
         ("a: @x\n", 1, "a value begins with a character that needs quotes. Quote the value"),
         ('a: "\\d"\n', 1, "a text in double quotes has a \\ that is not an escape. Use single quotes"),
         ("a: ]\n", 1, "the line does not follow the rules of YAML. Check its quotes, brackets and indentation"),
@@ -311,7 +315,7 @@ def test_a_fault_of_yaml_is_stated_without_the_text_of_the_parser(
             "time_column: at\nwindow: 1h\n",
             "field `window`: a keyed table has windows only if its time column is part of the key. Add 'at'",
         ),
-        ("partitions: {start: 2024-01-01T00:00}\n", "field `partitions`: only a table with a window has partitions"),
+        ("partitions: {start: 2024-01-01T00:00}\n", "field `partitions`: partitions need a table with a window"),
     ],
 )
 def test_a_keyed_table_refuses_what_only_append_tables_have(tmp_path: Path, addition: str, expected: str) -> None:
@@ -370,7 +374,7 @@ def test_maintained_indexes_are_a_list_of_indexes_of_a_keyed_table(tmp_path: Pat
     assert "field `maintained_indexes`:" in refusal(tmp_path, f"{keyed}maintained_indexes: words\n")
     for_none = refusal(tmp_path, f"{GOOD}maintained_indexes: [words]\n")
     assert (
-        "field `maintained_indexes`: maintained_indexes names 'words', but an append table has no generations"
+        "field `maintained_indexes`: maintained_indexes contains 'words', but the setting works only for keyed tables"
         in for_none
     )
 
@@ -395,7 +399,7 @@ def test_a_file_that_is_no_declaration_is_refused_with_its_name(tmp_path: Path, 
 @pytest.mark.parametrize("text", ["- 1\n", "5\n", "null\n"])
 def test_a_declaration_that_is_no_mapping_is_told_what_it_must_be(tmp_path: Path, text: str) -> None:
     message = refusal(tmp_path, text)
-    assert message.startswith("tables/events.yaml:1: field `(file)`: a declaration is a mapping with at least")
+    assert message.startswith("tables/events.yaml:1: field `(file)` is ")
     assert "empty" not in message
 
 

@@ -46,5 +46,5 @@ def test_a_split_of_an_earlier_release_with_ids_of_columns_alone_is_named(has_id
     add = Add(path="splits/all/x.parquet", size=len(data), modificationTime=0)
     changed = pa.schema([field.with_metadata({COLUMN_ID: "3"})])
     found = without_inner_ids(store, [add], changed)
-    assert found is None if has_ids else "x.parquet has no ids of the fields inside of column 'c'" in str(found)
+    assert found is None if has_ids else "x.parquet has no field ids inside of column 'c'" in str(found)
     assert without_inner_ids(store, [add], pa.schema([field])) is None, "a table that never changed has no ids at all"

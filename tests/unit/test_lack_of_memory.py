@@ -64,7 +64,7 @@ def test_what_is_wrong_with_the_bytes_is_no_lack_of_memory(error: Exception) -> 
 @pytest.mark.parametrize("text", ['Io(Os { code: 24, kind: Uncategorized, message: "x" })', "Open: (os error 24)"])
 def test_what_rust_has_as_text_only_is_typed_by_its_number(text: str) -> None:
     assert not out_of_memory(Exception(text))
-    with pytest.raises(Unavailable, match=r"Too many open files\. Raise the number of files") as raised, typed("t"):
+    with pytest.raises(Unavailable, match=r"Too many open files\. Raise the limit of open files") as raised, typed("t"):
         raise Exception(text)  # noqa: TRY002  # DataFusion's own class
     assert raised.value.context["errno"] == errno.EMFILE
 

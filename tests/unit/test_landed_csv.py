@@ -169,7 +169,7 @@ def test_text_that_ends_inside_a_character_is_rejected_whole(tmp_path: Path) -> 
         ("format: csv, columns: [a, s]", "Add `header: false`"),
         ("format: csv, header: false, columns: [a, a]", "columns has a name twice: a, a"),
         ("format: csv, header: false, columns: [a, z]", "'z'"),
-        ("format: csv, header: false, columns: [s]", "columns lacks the required columns a"),
+        ("format: csv, header: false, columns: [s]", "the required columns a are missing"),
         ("format: csv, encoding: klingon", "encoding 'klingon' is not supported. Use one of utf-8, utf-16"),
         ("format: csv, encoding: base64", "encoding 'base64' is not supported"),
     ],

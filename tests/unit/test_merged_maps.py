@@ -116,7 +116,7 @@ def test_a_table_keeps_what_its_maps_do(tmp_path: object) -> None:
         (SCHEMA, {"nobody": "replace"}, "unknown column 'nobody'"),
         (SCHEMA, {"attrs": "add"}, "is 'add'. Give replace or merge"),
         (pa.schema([("k", pa.string()), ("m", pa.map_(pa.list_(pa.string()), MAP))]), {"m": "merge"}, "have no order"),
-        (SCHEMA.append(pa.field("merge:attrs", MAP)), {"attrs": "merge"}, "also a column"),
+        (SCHEMA.append(pa.field("merge:attrs", MAP)), {"attrs": "merge"}, "has the name that records use"),
     ],
 )
 def test_what_cannot_be_merged_is_refused(schema: pa.Schema, modes: dict[str, str], message: str) -> None:

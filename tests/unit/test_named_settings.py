@@ -246,7 +246,7 @@ def test_two_who_change_different_settings_at_once_both_have_their_way() -> None
         ({"indexes": "words"}, "indexes must be a JSON list"),
         (
             {"indexes": [WORDS], "maintained_indexes": ["words"]},
-            "maintained_indexes names 'words', but an append table",
+            "maintained_indexes contains 'words', but the setting",
         ),
         ({"sort_schema": "hots|timestamp/V2"}, "hots"),
         ({"late_data.policy": "hold"}, "late_data.policy is 'hold'. Give accept, quarantine or drop"),

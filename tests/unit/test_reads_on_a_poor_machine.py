@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.poor_machine import READS
 
-FILES = "Too many open files. Raise the number of files that the process may open (ulimit -n)"
+FILES = "Too many open files. Raise the limit of open files (ulimit -n)"
 MEMORY = "Cannot allocate memory. Give the process more memory (ulimit -v)"
 
 

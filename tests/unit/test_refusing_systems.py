@@ -251,7 +251,7 @@ def test_files_that_may_not_grow_any_further_are_known_not_to_be_written(tmp_pat
         'print(Table.open(root + "/t").sql("select count(*) as n from t").to_pylist())',
         'print(os.listdir(root + "/t/.tmp"))',
     )
-    assert found[0].startswith("NotWritten: k: nothing was written: File too large. Raise the size")
+    assert found[0].startswith("NotWritten: k: nothing was written: File too large. Raise the limit of the file size")
     assert found[1].startswith("NotWritten: ")
     assert found[2:] == ["done", "[{'n': 1001}]", "[]"]
 
@@ -273,7 +273,7 @@ def test_reads_without_a_file_left_to_open_are_unavailable(tmp_path: Path) -> No
     found = limited(tmp_path, "free = os.dup(0); os.close(free)", *acts)
     assert len(found) == 5 * len(READS)
     assert {each for each in found if not (each == "done" or each.startswith("Unavailable: "))} == set()
-    assert sum("Too many open files. Raise the number of files" in each for each in found) >= len(READS)
+    assert sum("Too many open files. Raise the limit of open files" in each for each in found) >= len(READS)
 
 
 FIRST_COMMITS = """

@@ -39,7 +39,7 @@ def test_a_segment_that_is_a_copy_of_another_is_corrupt_and_overwrites_nothing(t
     for each in second.glob("*.idx"):
         each.write_bytes(b"other")
     before = {each.name: each.read_bytes() for each in first.iterdir()}
-    with pytest.raises(Corrupt, match="one of another split too"):
+    with pytest.raises(Corrupt, match="also belongs to another split"):
         open_searcher([first, second], definition, tmp_path)
     assert {each.name: each.read_bytes() for each in first.iterdir()} == before
 

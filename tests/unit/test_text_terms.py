@@ -238,7 +238,7 @@ def test_a_prefix_of_several_words_warns_that_they_need_not_be_neighbours(
 ) -> None:
     rows = pa.table({"head": ["foo x bar", "foo"], "body": ["", ""]})
     assert sorted(rows_of(tmp_path, rows, DEFINITION, "foo_b*")) == [0]
-    assert "'foo_b*' finds the phrase before its last word, and the prefix anywhere" in caplog.text
+    assert "'foo_b*' finds texts that contain the phrase without its last word, and the prefix" in caplog.text
 
 
 @pytest.mark.parametrize("tokenizer", ["default", "cjk", "el_stem", "en_stem", "ngram_3_3", "ngram_1_1"])

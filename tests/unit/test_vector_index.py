@@ -558,7 +558,7 @@ def test_a_segment_over_other_rows_or_with_other_files_is_refused() -> None:
         vector.check(files, definition(), rows=41, where=WHERE)
     with pytest.raises(Corrupt, match="its files are"):
         vector.check({**files, "more.bin": b""}, definition(), rows=40, where=WHERE)
-    with pytest.raises(Corrupt, match="in an index of others"):
+    with pytest.raises(Corrupt, match="which differ from the index"):
         vector.check(files, definition("dot"), rows=40, where=WHERE)
 
 
@@ -568,7 +568,7 @@ def test_a_reader_finds_a_damaged_block_and_another_codebook() -> None:
         broken = {**files, name: flip_bit(files[name], Random(1))}
         with pytest.raises(Corrupt, match=f"block of {name}"):
             vector.Reader(vector.HeldFiles(broken), where=WHERE).candidates(np.ones(8), 1)
-    with pytest.raises(Corrupt, match="its codes are of codebook"):
+    with pytest.raises(Corrupt, match="its codes need codebook"):
         vector.Reader(vector.HeldFiles({**files, "codebook.bin": replace(book, seed=2).to_bytes()}), where=WHERE)
 
 

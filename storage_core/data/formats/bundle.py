@@ -235,7 +235,7 @@ def _check_directory(directory: Directory, expected: Expected) -> None:
 
 
 def _corrupt(where: str, what: str) -> Corrupt:
-    advice = "restore the object, or drop the index segment and catch up again"
+    advice = "restore the object, or drop the index segment and run catch-up again"
     return Corrupt(f"{where}: {what}", advice=advice, key=where)
 
 

@@ -335,7 +335,7 @@ serve(int(descriptor), Path(folder))
 _SET: Final = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
 _PASSED_ON: Final = ("DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH")
 """The environment variables that the sandbox gets. They contain no secret and no information useful to a query."""
-NO_MESSAGE: Final = "it sent bytes that are not a message"
+NO_MESSAGE: Final = "it sent invalid data"
 
 
 class OutOfTime(Exception):  # noqa: N818  # a finding, as `TypesDiffer` is
@@ -442,7 +442,7 @@ class Sandbox:
 
 def _python() -> str:
     if not sys.executable:
-        raise Unavailable("a query needs a Python to run, and this process does not know its own: set sys.executable")
+        raise Unavailable("the Python program of this process is not known, and a query needs it. Set sys.executable")
     return sys.executable
 
 

@@ -79,8 +79,8 @@ class Feeds:
             raise IndexError(number)
         with self._lock:
             if len(self._open) >= MOST_READINGS:
-                found = f"a query reads tables at {MOST_READINGS} places at a time, and this one at more"
-                raise Unavailable(f"{found}: ask in parts")
+                found = f"the query reads tables in more than {MOST_READINGS} places at a time"
+                raise Unavailable(f"{found}. Divide it into several queries")
         with typed("the rows of a query"):
             ours, theirs = socketpair()
             try:
@@ -306,8 +306,8 @@ def _begun(query: Query) -> Sandbox:
         except (OutOfTime, SandboxEnded) as error:
             sandbox.end()
             if not sandbox.has_begun:
-                found = f"the process of a query did not begin ({str(error) or 'it is stopped'})"
-                advice = "look at the limits of this process (ulimit -a) and at its memory, then try again"
+                found = f"the process of a query did not start ({str(error) or 'it is stopped'})"
+                advice = "check the limits (ulimit -a) and the memory of this process, then try again"
                 raise Unavailable(f"{found}: {advice}") from error
         except BaseException:
             sandbox.end()

@@ -309,14 +309,12 @@ def opening_bytes(quantization: Quantization, dimensions: int, rows: int, cluste
 def table_of(data: bytes | memoryview, head: Head, *, where: str) -> Table:
     """Return the records of `clusters.bin`, and check that the records match the head. Raises `Corrupt`."""
     if len(data) % BLOCK.itemsize:
-        raise not_a_segment(where, f"{CLUSTERS} has {len(data)} bytes, no multiple of {BLOCK.itemsize}")
+        raise not_a_segment(where, f"{CLUSTERS} has {len(data)} bytes, which is not a multiple of {BLOCK.itemsize}")
     table = np.frombuffer(data, BLOCK)
     rows, clusters = table["rows"].astype(np.int64), table["cluster"].astype(np.int64)
     sound = int(rows.sum()) == head.rows and bool((rows > 0).all()) and bool((rows <= BLOCK_ROWS).all())
     if not sound or (np.diff(clusters) < 0).any() or (clusters >= max(1, head.clusters)).any():
-        raise not_a_segment(
-            where, f"the blocks of {CLUSTERS} are not those of {head.rows} rows in {head.clusters} clusters"
-        )
+        raise not_a_segment(where, f"the blocks of {CLUSTERS} do not fit {head.rows} rows in {head.clusters} clusters")
     return table
 
 
@@ -510,7 +508,7 @@ class Codebook:
         view = memoryview(data)
         begin = len(_MAGIC) + len(_VERSION)
         if len(view) < begin + _LENGTH.size + _CHECKSUM.size or view[: len(_MAGIC)] != _MAGIC:
-            raise _not_a_codebook(where, f"{len(view)} bytes that do not begin with {_MAGIC!r}")
+            raise _not_a_codebook(where, f"its {len(view)} bytes do not begin with {_MAGIC!r}")
         if xxhash.xxh3_64_intdigest(view[: -_CHECKSUM.size]) != _CHECKSUM.unpack(view[-_CHECKSUM.size :])[0]:
             raise _not_a_codebook(where, "its checksum does not match")
         version = bytes(view[len(_MAGIC) : begin])
@@ -569,7 +567,7 @@ def _decoded(header: Mapping[str, Any], arrays: memoryview, *, of_floats: bool) 
     if metric not in get_args(Metric) or quantization not in get_args(Quantization):
         raise ValueError(f"metric {metric!r}, quantization {quantization!r}")
     if books != (padded_size(dimensions) // PER_BYTE if quantization == "product" else 0):
-        raise ValueError(f"{books} books for {quantization} codes of {dimensions} dimensions")
+        raise ValueError(f"{books} books do not fit {quantization} codes of {dimensions} dimensions")
     kind = _float(dimensions) if of_floats else _centroid(dimensions)
     kinds = [(1, _float(dimensions)), (clusters, kind), (books, _float(BOOK_ENTRIES, PER_BYTE))]
     ends = np.cumsum([count * each.itemsize for count, each in kinds])

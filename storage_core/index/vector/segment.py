@@ -312,8 +312,8 @@ def build(
     if wanted != (codebook.metric, codebook.quantization, codebook.dimensions):
         raise InvalidInput(
             f"index {definition.name!r}: a codebook for {codebook.metric}, {codebook.quantization}, "
-            f"{codebook.dimensions} dimensions cannot encode {wanted[0]}, {wanted[1]}, {wanted[2]}. Train a new "
-            "codebook"
+            f"{codebook.dimensions} dimensions does not fit an index for {wanted[0]}, {wanted[1]}, {wanted[2]} "
+            "dimensions. Train a new codebook"
         )
     rows = np.flatnonzero(indexable(vectors, codebook.metric)).astype(np.uint32)
     is_flat = not len(codebook.centroids) or len(rows) * row_bytes(*wanted[1:]) <= flat_bytes
@@ -401,9 +401,11 @@ def check(
         raise not_a_segment(where, f"its files are {sorted(files)}, expected {sorted(names)}")
     head = Head.from_bytes(files[HEAD], where=where)
     if (head.metric, head.quantization) != (options.metric, options.quantization):
-        raise not_a_segment(where, f"codes for {head.metric} and {head.quantization} in an index of others")
+        raise not_a_segment(
+            where, f"its codes are for {head.metric} and {head.quantization}, which differ from the index"
+        )
     if rows is not None and head.of != rows:
-        raise not_a_segment(where, f"it is over {head.of} rows, expected {rows}")
+        raise not_a_segment(where, f"it covers {head.of} rows, expected {rows}")
     for name in names:
         expected = expected_bytes(head, name)
         if expected is not None and len(files[name]) != expected:
@@ -423,7 +425,7 @@ def codebook_of(data: bytes | memoryview, head: Head, *, where: str) -> Codebook
     """Return the codebook of a segment, and check that this codebook produced the codes. Raises `Corrupt`."""
     book = Codebook.from_bytes(data, where=where)
     if identity_of(data) != head.codebook:
-        raise not_a_segment(where, f"its codes are of codebook {head.codebook}, it has {identity_of(data)}")
+        raise not_a_segment(where, f"its codes need codebook {head.codebook}, but it has {identity_of(data)}")
     fits = (book.metric, book.quantization, book.dimensions) == (head.metric, head.quantization, head.dimensions)
     if not fits or head.clusters not in (0, len(book.centroids)):
         raise not_a_segment(
@@ -438,7 +440,7 @@ def require_rows(rows: npt.NDArray[np.uint32], sizes: Numbers, head: Head, *, wh
     # rows.
     once = np.unique(rows)
     if len(once) != len(rows) or (len(once) and int(once[-1]) >= head.of) or int(sizes.sum()) != len(rows):
-        raise not_a_segment(where, f"{ROWS} does not name {head.rows} of {head.of} rows once each")
+        raise not_a_segment(where, f"{ROWS} does not contain {head.rows} of {head.of} rows once each")
 
 
 def require_block(data: bytes | memoryview, name: str, expected: int, *, where: str) -> None:
