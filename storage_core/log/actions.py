@@ -145,7 +145,7 @@ def _count_map(value: dict[str, Any]) -> dict[str, int]:
     if value and set(map(type, value.values())) != _COUNT:
         value = _without_nulls(value, _COUNT, "whole number")
     if value and not 0 <= min(value.values()) <= max(value.values()) <= MAX_INT64:
-        raise _Misfit(f"holds a count outside 0 to {MAX_INT64}")
+        raise _Misfit(f"contains a count that is not from 0 to {MAX_INT64}")
     return value
 
 
@@ -153,7 +153,7 @@ def _without_nulls(value: dict[str, Any], kinds: frozenset[type], wanted: str) -
     """Remove nulls. A null means an unknown value, like a missing entry."""
     if not set(map(type, value.values())) <= kinds | _NULL:
         wrong = next(key for key, each in value.items() if each is not None and type(each) not in kinds)
-        raise _Misfit(f"holds {quoted(value[wrong])} under {quoted(wrong)}. Expected a {wanted}")
+        raise _Misfit(f"contains {quoted(value[wrong])} for {quoted(wrong)}. Expected a {wanted}")
     return {key: each for key, each in value.items() if each is not None}
 
 
@@ -169,7 +169,7 @@ def _json_object(value: dict[str, Any]) -> dict[str, Any]:
                 case list():
                     nested.extend(each)
                 case float() if not math.isfinite(each):
-                    raise _Misfit("holds a number that is not finite")
+                    raise _Misfit("contains a number that is not finite")
                 case _:
                     pass
         if not nested:

@@ -150,7 +150,7 @@ def _read(store: ObjectStore, info: ProgressInfo, where: str, cached: CachedPiec
         piece = Piece(0, None, key, _named_by)
         data = cached.made(store.uri, key, key, piece, fetch=lambda: store.get(key).data, used=True)
     except NotFound as error:
-        raise Corrupt(f"{key}: named by {where}, but missing", key=key) from error
+        raise Corrupt(f"{key}: the object is missing, but {where} refers to it", key=key) from error
     if _named_by(data) != key:
         raise Corrupt(f"{key}: the content hashes to {_named_by(data)}. It is not what was written", key=key)
     rows = decode_progress(bytes(data), key)
@@ -193,7 +193,7 @@ def key_of_manifest(path: str, version: int) -> str:
     of the state, or bare names in the folder of the state.
     """
     if not is_safe_path(path):
-        raise Corrupt(f"{state_key(version)}: the manifest path {path!r} leaves the log")
+        raise Corrupt(f"{state_key(version)}: the manifest path {path!r} leads out of the log")
     if path.startswith(("manifests/", "state-v")):
         return LOG_PREFIX + path
     return f"{LOG_PREFIX}state-v{version:020d}/{path}"
@@ -286,8 +286,8 @@ def snapshot_of(
     entries = sum(part.info.num_entries for part in listed.parts)
     if is_own(state) and entries - len(listed.tombstones) != state.num_files:
         raise Corrupt(
-            f"{where}: expected {state.num_files} live files, its manifests list {entries} and "
-            f"{len(listed.tombstones)} of them are dead",
+            f"{where}: expected {state.num_files} live files, but its manifests list {entries} files, of which "
+            f"{len(listed.tombstones)} are removed",
             key=where,
         )
     protocol = next((action for action in actions if isinstance(action, Protocol)), Protocol())
@@ -432,7 +432,7 @@ def _joined(store: ObjectStore, key: str, parts: Sequence[str]) -> list[Action]:
     actions = [action for part, data in zip(parts, stored, strict=True) for action in decode_version(data, part)]
     info, named = commit_info(actions), parse(parts[0]) if parts else None
     if info is not None and info.operation == OPERATION and named is not None and named.id != _content_uuid(stored):
-        raise Corrupt(f"{key}: its parts hold what hashes to {_content_uuid(stored)}, not {named.id}", key=key)
+        raise Corrupt(f"{key}: the content of its parts hashes to {_content_uuid(stored)}, not {named.id}", key=key)
     return actions
 
 
@@ -556,10 +556,12 @@ class MetadataSearch:
         try:
             actions = decode_numbered(self._store.get(key).data, 0)
         except NotFound as error:
-            raise Corrupt(f"{state_key(version)}: the state holds no metadata, and {key} is gone", key=key) from error
+            raise Corrupt(
+                f"{state_key(version)}: the state contains no metadata, and {key} is missing", key=key
+            ) from error
         metadata = next((action for action in actions if isinstance(action, Metadata)), None)
         if metadata is None:
-            raise Corrupt(f"{state_key(version)}: neither a state nor {key} holds metadata", key=key)
+            raise Corrupt(f"{state_key(version)}: neither the state nor {key} contains metadata", key=key)
         return metadata
 
 

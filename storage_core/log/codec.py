@@ -220,7 +220,7 @@ def require_number(actions: Sequence[Action], version: int) -> None:
     info = commit_info(actions)
     if info is not None and info.version is not None and info.version != version:
         key = version_key(version)
-        raise Corrupt(f"{key}: holds version {info.version}. It is not what was written", key=key)
+        raise Corrupt(f"{key}: the file contains version {info.version}. It is not what was written", key=key)
 
 
 def decode_line(line: str, where: str) -> Action:
@@ -232,14 +232,14 @@ def decode_line(line: str, where: str) -> Action:
     except (json.JSONDecodeError, RecursionError) as error:
         raise Corrupt(f"{where}: not JSON", key=where) from error
     except UnicodeError as error:
-        raise Corrupt(f"{where}: a text has half a character (a lone surrogate)", key=where) from error
+        raise Corrupt(f"{where}: a text has an incomplete character (a lone surrogate)", key=where) from error
     except ValueError as error:  # the hooks of the decoder raise this error
         raise Corrupt(f"{where}: not JSON: {error}", key=where) from error
     if not isinstance(value, dict):
         raise Corrupt(f"{where}: expected a JSON object, found {quoted(line)}", key=where)
     action = from_json_object(value, where)
     if isinstance(action, _OF_OBJECTS) and not is_data_path(action.path):
-        raise Corrupt(f"{where}: the path {quoted(action.path, 200)} leaves the table or its data", key=where)
+        raise Corrupt(f"{where}: the path {quoted(action.path, 200)} leads out of the table or its data", key=where)
     if isinstance(action, Add) and action.deletionVector is not None:
         _require_rows(action, where)
     if isinstance(action, Translation):
@@ -261,14 +261,14 @@ def _require_one_commit(actions: Sequence[Action], where: str) -> None:
         raise Corrupt(f"{where}: {len(found)} commits in one file. It is not what was written", key=where)
     info = commit_info(actions)
     if found and found[0] > 0 and info is not None and info.version is not None:
-        raise Corrupt(f"{where}: expected `commitInfo` first, found it behind {found[0]} actions", key=where)
+        raise Corrupt(f"{where}: expected `commitInfo` first, found it after {found[0]} actions", key=where)
 
 
 def _require_rows(add: Add, where: str) -> None:
     """Check that a deletion vector covers no more rows than the split has."""
     deleted = 0 if add.deletionVector is None else add.deletionVector.cardinality
     if add.numRecords is not None and deleted > add.numRecords:
-        raise Corrupt(f"{where}: the deletion vector covers {deleted} rows of {add.numRecords}", key=where)
+        raise Corrupt(f"{where}: the deletion vector has {deleted} rows, but the split has {add.numRecords}", key=where)
 
 
 def _require_moves(translation: Translation, where: str) -> None:
@@ -276,11 +276,13 @@ def _require_moves(translation: Translation, where: str) -> None:
     inputs, outputs = len(translation.inputs), len(translation.outputs)
     if len(translation.inputRows) != inputs or len(translation.movedRows) != inputs * outputs:
         counts = f"{len(translation.inputRows)} and {len(translation.movedRows)} counts"
-        raise Corrupt(f"{where}: {counts} of {inputs} inputs and {outputs} outputs", key=where)
+        raise Corrupt(f"{where}: the translation has {counts} for {inputs} inputs and {outputs} outputs", key=where)
     for number, rows in enumerate(translation.inputRows):
         moved = sum(translation.movedRows[number * outputs : (number + 1) * outputs])
         if moved > rows:
-            raise Corrupt(f"{where}: {moved} rows moved of the {rows} of {translation.inputs[number]}", key=where)
+            raise Corrupt(
+                f"{where}: {moved} rows of {translation.inputs[number]} moved, but it has {rows} rows", key=where
+            )
 
 
 def _require_members(segment: IndexSegment, where: str) -> None:
@@ -288,9 +290,11 @@ def _require_members(segment: IndexSegment, where: str) -> None:
     splits, rows, origins = len(segment.covers), segment.coveredRows or (), segment.coveredOrigins
     if len(rows) != splits or (origins is not None and len(origins) != splits) or len(set(segment.covers)) != splits:
         counts = f"{len(rows)} counts and {0 if origins is None else len(origins)} lists of origins"
-        raise Corrupt(f"{where}: {counts} of {splits} splits, or a split twice, in {segment.path}", key=where)
+        raise Corrupt(f"{where}: {segment.path} has {counts} for {splits} splits, or a split twice", key=where)
     if sum(rows) != segment.numRecords:
-        raise Corrupt(f"{where}: the rows of {splits} splits are not the {segment.numRecords} rows of {segment.path}")
+        raise Corrupt(
+            f"{where}: the counts of {splits} splits do not add up to the {segment.numRecords} rows of {segment.path}"
+        )
 
 
 def _refuse_constant(name: str) -> None:
@@ -375,4 +379,4 @@ def _gunzipped(data: bytes, where: str) -> Iterator[bytes]:
     except zlib.error as error:
         raise Corrupt(f"{where}: it is damaged, because it cannot be decompressed", key=where) from error
     if started and not stream.eof:
-        raise Corrupt(f"{where}: it is cut off after {len(data)} bytes", key=where)
+        raise Corrupt(f"{where}: it is truncated after {len(data)} bytes", key=where)

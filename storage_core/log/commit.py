@@ -170,12 +170,12 @@ class Committer:
                 label, version, f"the collector's boundary cannot be read: {error.found}"
             ) from error
         if version < first:
-            raise self._not_counted(label, version, f"versions below {first} were collected meanwhile")
+            raise self._not_counted(label, version, f"versions below {first} were collected in the meantime")
 
     def _not_counted(self, label: CommitLabel, version: int, why: str) -> CommitUnknown:
         return CommitUnknown(
-            f"{version_key(version)}: commit {label.commit_id} took so long that its outcome is unknown "
-            f"({why}). Look for its changes in the newest version before doing anything else, and clean nothing up",
+            f"{version_key(version)}: commit {label.commit_id} took so long that its outcome is unknown ({why}). "
+            "First look for its changes in the newest version. Do not delete its files",
             commit_id=label.commit_id,
             version=version,
         )
@@ -188,7 +188,7 @@ class Committer:
         ahead_ms = committed.timestamp - self.clock.now_ms()
         if ahead_ms > CLOCK_TOLERANCE_MS:
             _logger.warning(
-                "version %d of %s is %d s ahead of this machine's clock, because an earlier version is: one of the "
+                "version %d of %s is %d s ahead of the clock of this machine, like an earlier version. One of the "
                 "clocks is wrong. Until this time, read older versions by number, not by time",
                 committed.version, self.store.uri, ahead_ms // 1000,
             )  # fmt: skip
@@ -273,14 +273,13 @@ class Committer:
         if last.open:
             return CommitUnknown(
                 f"{version_key(head.version + 1)}: the store did not say whether commit {label.commit_id} landed "
-                f"({last.reason}). "
-                "Search the history for it before doing anything else, and clean nothing up",
+                f"({last.reason}). First search the history for this commit. Do not delete its files",
                 commit_id=label.commit_id,
                 version=head.version + 1,
             )
         return CommitConflict(
-            f"{self.store.uri}: {MAX_ATTEMPTS} attempts to commit lost against other writers, the newest version is "
-            f"{head.version}. Nothing was written. Plan again",
+            f"{self.store.uri}: other writers committed first during each of {MAX_ATTEMPTS} attempts. The newest "
+            f"version is {head.version}. Nothing was written. Plan again",
             version=head.version,
         )
 

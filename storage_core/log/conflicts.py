@@ -137,8 +137,8 @@ class MergeProgress:
         recorded = head.merged_generations.get(self.region, 0)
         if recorded != self.after:
             raise CommitConflict(
-                f"region {self.region}: generations up to {recorded} are merged at version {head.version}, "
-                f"this merge was planned after {self.after}. Plan again",
+                f"region {self.region}: generations up to {recorded} are merged at version {head.version}, but this "
+                f"merge was planned after generation {self.after}. Plan again",
                 region=self.region,
                 expected=self.after,
                 found=recorded,
@@ -206,8 +206,8 @@ class TokenUnused:
         recorded = head.fences.get(self.resource, 0)
         if recorded >= self.token:
             raise Fenced(
-                f"{self.resource}: token {recorded} has committed, this one is {self.token}. Another process owns the "
-                "resource. Stop",
+                f"{self.resource}: another process owns the resource. It committed with token {recorded}, and this "
+                f"process has token {self.token}. Stop this process",
                 resource=self.resource,
                 expected=recorded,
                 found=self.token,
@@ -232,8 +232,8 @@ class TxnProgress:
         recorded = head.txns.get(self.app_id, 0)
         if recorded != self.after:
             raise CommitConflict(
-                f"{self.app_id}: {recorded} is recorded at version {head.version}, this was planned after "
-                f"{self.after}. Plan again",
+                f"{self.app_id}: version {head.version} records {recorded}, but this was planned after {self.after}. "
+                "Plan again",
                 app_id=self.app_id,
                 expected=self.after,
                 found=recorded,
@@ -253,8 +253,8 @@ class SameRetention:
         """Raise `CommitConflict` if the setting has changed since the plan."""
         if head.config.retention_ms != self.retention_ms:
             raise CommitConflict(
-                f"the retention is {head.config.retention_ms} ms at version {head.version}, this was planned with "
-                f"{self.retention_ms} ms. Plan again",
+                f"the retention is {head.config.retention_ms} ms at version {head.version}, but this was planned "
+                f"with {self.retention_ms} ms. Plan again",
                 expected=self.retention_ms,
                 found=head.config.retention_ms,
             )
@@ -289,7 +289,7 @@ def without_idle(actions: Sequence[Action], planned: Snapshot, head: Snapshot) -
         )
     ]
     if not kept:
-        raise CommitConflict(f"every split that the new segments cover is gone at version {head.version}. Plan again")
+        raise CommitConflict(f"all splits of the new segments are removed at version {head.version}. Plan again")
     return tuple(kept)
 
 
@@ -371,7 +371,9 @@ def check_segments(actions: Sequence[Action], planned: Snapshot, head: Snapshot)
     removed = {action.path for action in actions if isinstance(action, RemoveIndexSegment)}
     deleted = sorted(removed - head.segments.keys())
     if deleted:
-        raise CommitConflict(f"{deleted[0]}: no live segment at version {head.version}. Plan again", path=deleted[0])
+        raise CommitConflict(
+            f"{deleted[0]}: the segment is not live at version {head.version}. Plan again", path=deleted[0]
+        )
     added = [action for action in actions if isinstance(action, IndexSegment)]
     for segment in added:
         _check_segment(segment, planned, head)
@@ -395,7 +397,9 @@ def _check_segment(segment: IndexSegment, planned: Snapshot, head: Snapshot) -> 
             index=segment.index,
         )
     if segment.path in head.segments:
-        raise CommitConflict(f"{segment.path}: live already at version {head.version}", path=segment.path)
+        raise CommitConflict(
+            f"{segment.path}: the segment is already live at version {head.version}", path=segment.path
+        )
 
 
 def _check_coverage(added: Sequence[IndexSegment], removed: set[str], head: Snapshot) -> None:
@@ -415,7 +419,7 @@ def _check_coverage(added: Sequence[IndexSegment], removed: set[str], head: Snap
             for other in others:
                 if _overlap(segment, other, split):
                     raise CommitConflict(
-                        f"{split}: covered by {other.path} of index {segment.index!r} already. Plan again"
+                        f"{split}: {other.path} of index {segment.index!r} already covers the split. Plan again"
                     )
             others.append(segment)
 
@@ -435,8 +439,8 @@ def _check_dropped(mine: Metadata, removed: set[str], planned: Snapshot, head: S
     for path, segment in head.segments.items():
         if segment.index in dropped and path not in removed and path not in planned.segments:
             raise CommitConflict(
-                f"{path}: joined the index {segment.index!r}, which this commit drops, by version {head.version}. "
-                "Plan again",
+                f"{path}: another commit added this segment to index {segment.index!r} by version {head.version}, "
+                "and this commit drops the index. Plan again",
                 path=path,
             )
 
@@ -551,7 +555,7 @@ def _check_vector(action: Add, found: _Found) -> None:
         )
     if live is not None and replace(action, deletionVector=live.deletionVector, dataChange=live.dataChange) != live:
         raise InvalidInput(
-            f"{action.path}: is already live. An add may change only its deletion vector", path=action.path
+            f"{action.path}: the split is already live. An add can change only its deletion vector", path=action.path
         )
 
 
@@ -592,7 +596,7 @@ def validated(actions: Sequence[Action]) -> tuple[Action, ...]:
         raise InvalidInput("nothing to commit: the list of actions is empty")
     reserved = [action.NAME for action in actions if isinstance(action, CommitInfo | Protocol)]
     if reserved:
-        raise InvalidInput(f"{', '.join(reserved)} is written by the log itself. Leave it out of the actions")
+        raise InvalidInput(f"{', '.join(reserved)} is an action that only the log writes. Leave it out")
     try:
         written = tuple(decode_version(encode_version(actions), "this commit"))
         for action in written:
@@ -670,12 +674,13 @@ def require_writable(head: Snapshot) -> None:
         raise Unsupported(f"the table needs {', '.join(needed)} to be written. Upgrade Tidemark", features=needed)
     if not is_ours(protocol):
         raise Unsupported(
-            f"the table was not created by Tidemark (no writer feature {OWN_FEATURE!r}): it can be read, not written. "
-            "Import it into a new table to write"
+            f"the table was not created by Tidemark (no writer feature {OWN_FEATURE!r}), so it is read-only. To "
+            "write, import it into a new table"
         )
     if head.timestamp >= MAX_TIME_MS:
         raise Corrupt(
-            f"version {head.version} says that it was committed at {head.timestamp} ms: no later time can be written",
+            f"version {head.version} has the largest possible commit time, {head.timestamp} ms. No later version can "
+            "be written",
             version=head.version,
         )
 
@@ -685,8 +690,8 @@ def _is_recorded(actions: Iterable[Action], head: Snapshot) -> bool:
     recorded = [txn for txn in txns if head.txns.get(txn.appId, txn.version - 1) >= txn.version]
     if recorded and len(recorded) < len(txns):
         raise CommitConflict(
-            f"{len(recorded)} of {len(txns)} units of this commit are recorded at version {head.version} already, "
-            f"for example {recorded[0].appId!r} at {head.txns[recorded[0].appId]}. Plan the others again",
+            f"version {head.version} already records {len(recorded)} of {len(txns)} units of this commit, for "
+            f"example {recorded[0].appId!r} at {head.txns[recorded[0].appId]}. Plan the others again",
             recorded=[txn.appId for txn in recorded],
         )
     return bool(recorded)
@@ -701,8 +706,8 @@ def _check_fences(plan: Plan, head: Snapshot) -> None:
         # lost its lease.
         if isinstance(action, Fence) and action.token < head.fences.get(action.resource, action.token):
             raise Fenced(
-                f"{action.resource}: token {head.fences[action.resource]} has committed, this one is {action.token}. "
-                "Another process owns the resource. Stop",
+                f"{action.resource}: another process owns the resource. It committed with token "
+                f"{head.fences[action.resource]}, and this process has token {action.token}. Stop this process",
                 resource=action.resource,
                 expected=head.fences[action.resource],
                 found=action.token,
@@ -752,8 +757,8 @@ def _check_generations(plan: Plan, head: Snapshot) -> None:
         recorded = head.merged_generations.get(action.region, 0)
         if action.generation <= recorded:
             raise CommitConflict(
-                f"region {action.region}: generations up to {recorded} are merged at version {head.version}, "
-                f"this commit ends at {action.generation}. Plan again",
+                f"region {action.region}: generations up to {recorded} are merged at version {head.version}, but "
+                f"this commit ends at generation {action.generation}. Plan again",
                 region=action.region,
             )
 
@@ -765,7 +770,10 @@ def _require_vector(add: Add) -> None:
         return
     rows = rows_of(vector, None, add.path)
     if rows and add.numRecords is not None and rows.max() >= add.numRecords:
-        raise Corrupt(f"{add.path}: the deletion vector names row {rows.max()} of {add.numRecords}", key=add.path)
+        raise Corrupt(
+            f"{add.path}: the deletion vector contains row {rows.max()}, but the split has {add.numRecords} rows",
+            key=add.path,
+        )
 
 
 def _refuse_repeats(what: str, names: Iterable[Hashable]) -> None:

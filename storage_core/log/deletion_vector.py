@@ -119,7 +119,7 @@ def encode(rows: Iterable[int]) -> bytes:
     try:
         bitmap = BitMap(rows)
     except (OverflowError, TypeError, ValueError) as error:
-        raise InvalidInput(f"rows of a split are whole numbers from 0 to {MAX_ROWS - 1}: {error}") from error
+        raise InvalidInput(f"the rows are not whole numbers from 0 to {MAX_ROWS - 1}: {error}") from error
     bitmap.run_optimize()
     return bytes(bitmap.serialize())
 
@@ -136,7 +136,7 @@ def stored(path: str, data: bytes) -> DeletionVector:
     """
     vector = _described(data, VectorStorage.KEY, path=path)
     if not is_safe_path(path):
-        raise InvalidInput(f"the path {path!r} of a deletion vector leaves the table", path=path)
+        raise InvalidInput(f"the path {path!r} of a deletion vector leads out of the table", path=path)
     return vector
 
 
@@ -248,7 +248,7 @@ def _bitmap(data: bytes, where: str) -> BitMap:
 def _count(body: Mapping[str, Any], name: str, where: str) -> int:
     value = body.get(name)
     if type(value) is not int or not 0 <= value <= _MAX_INT64:
-        raise Corrupt(f"{where}: deletionVector.{name} is missing or no count", where=where)
+        raise Corrupt(f"{where}: deletionVector.{name} is missing or not a count", where=where)
     return value
 
 
@@ -262,7 +262,7 @@ def _text(body: Mapping[str, Any], name: str, where: str, form: re.Pattern[str] 
 def _path(body: Mapping[str, Any], where: str) -> str:
     path = _text(body, "path", where)
     if not is_safe_path(path):
-        raise Corrupt(f"{where}: the path {quoted(path)} of a deletion vector leaves the table", where=where)
+        raise Corrupt(f"{where}: the path {quoted(path)} of a deletion vector leads out of the table", where=where)
     return path
 
 

@@ -413,11 +413,9 @@ def read_prices(text: str) -> Prices:
     try:
         prices = Prices(**found)
     except TypeError:
-        raise InvalidInput(
-            f"there are the prices put, get and storage, found {', '.join(found)}. Give these three"
-        ) from None
+        raise InvalidInput(f"the prices are {', '.join(found)}. Give the three prices put, get and storage") from None
     if not all(0 <= each < math.inf for each in found.values()):
-        raise InvalidInput(f"{text!r}: a price is a number, and not below zero. Correct the price")
+        raise InvalidInput(f"{text!r} has a price that is below zero or not finite. Correct the price")
     return prices
 
 
@@ -714,7 +712,7 @@ class JobRun(Generic[Options]):
                     return work(found)
                 except CommitConflict as conflict:
                     if plans == PLANNED_AT_MOST:
-                        why = f"Other processes committed first during each of {plans} plans. Run it again"
+                        why = f"Other processes committed first during each of {plans} plans. Run the command again"
                         raise conflict.reworded(f"{conflict.found}. {why}") from None
                     if not self._has_newer_version():
                         raise
@@ -969,8 +967,7 @@ def require_shared(uri: str) -> str:
     """Return the URI of a location that Spark tasks can read. Raises `InvalidInput` for a table in process memory."""
     if uri.startswith("memory:"):
         raise InvalidInput(
-            f"{uri}: a store in memory is visible to one process only, and not to Spark tasks. "
-            "Use a folder or a bucket",
+            f"{uri}: Spark tasks cannot see a store in the memory of this process. Use a folder or a bucket",
             uri=uri,
         )
     return uri

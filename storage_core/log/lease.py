@@ -266,7 +266,7 @@ class Lease:
         self._record = wanted
 
     def _require_home(self) -> None:
-        self._home.require(f"the lease of {self.resource}", "commit nothing. Acquire a lease of this process")
+        self._home.require(f"the lease of {self.resource}", "commit nothing. Acquire a lease in this process")
 
     def _require_not_lost(self) -> None:
         if self._lost is not None:
@@ -274,9 +274,14 @@ class Lease:
 
     def _lose(self, found: StoredLease | None) -> Fenced:
         record = found.record if found else None
-        others = "its object is gone or damaged" if record is None else f"{record.holder} has {record.fencing_token}"
+        others = (
+            "and its object is missing or damaged"
+            if record is None
+            else f"because {record.holder} has token {record.fencing_token}"
+        )
         self._lost = Fenced(
-            f"{self._stored.key}: the lease with token {self.token} is lost, {others}. Stop, and commit nothing",
+            f"{self._stored.key}: the lease with token {self.token} is lost, {others}. Stop this process, and commit "
+            "nothing",
             key=self._stored.key,
             expected=self.token,
             found=record.fencing_token if record else None,
@@ -370,7 +375,7 @@ def _acquire(
             continue
         _logger.info("%s holds %s of %s, token %d", holder, resource, log.store.uri, record.fencing_token)
         return Lease(log.store, stored, record, clock=log.clock)
-    raise Held(f"{key}: {_ATTEMPTS} races for the lease lost against others. Try again later", key=key)
+    raise Held(f"{key}: other processes took the lease during each of {_ATTEMPTS} attempts. Try again later", key=key)
 
 
 def _next_token(current: StoredLease | None, recorded: int) -> int:

@@ -143,7 +143,12 @@ def advance_hint(store: ObjectStore, hint: CheckpointHint, nonce: Callable[[], s
         if isinstance(store.put(last_checkpoint_key(), encode_hint(hint, nonce=nonce()), unchanged(etag)), Committed):
             _logger.info("checkpoint hint of %s points at version %d", store.uri, hint.version)
             return True
-    _logger.warning("checkpoint hint of %s not moved to version %d: %d races lost", store.uri, hint.version, _ATTEMPTS)
+    _logger.warning(
+        "checkpoint hint of %s not moved to version %d: other processes changed it during each of %d attempts",
+        store.uri,
+        hint.version,
+        _ATTEMPTS,
+    )
     return False
 
 
@@ -392,7 +397,7 @@ def require_apart(store: ObjectStore, *, is_new: bool = False) -> None:
             above = open_store(outer)
             if has_log(MeteredStore(above, store.meter) if isinstance(store, MeteredStore) else above):
                 raise InvalidInput(
-                    f"{store.uri}: lies in the folder of the table {outer}. Choose a location outside of it"
+                    f"{store.uri}: the location is in the folder of the table {outer}. Choose a location outside of it"
                 )
     for info in islice(store.list(""), PAGE_KEYS):
         if is_new and (own := parse(info.key)) is not None and own.kind is KeyKind.SPLIT and not has_log(store):

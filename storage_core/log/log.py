@@ -156,10 +156,10 @@ class TransactionLog:
 
     def _at(self, version: int | None, timestamp_ms: int | None) -> Snapshot:
         if version is not None and timestamp_ms is not None:
-            raise InvalidInput("name a version or a timestamp, not both. Leave one of them out")
+            raise InvalidInput("a version cannot be combined with a timestamp. Leave one of them out")
         if version is not None:
             if version < 0:
-                raise InvalidInput(f"version {version}: versions start at 0. Give 0 or more")
+                raise InvalidInput(f"version {version} does not exist, because versions start at 0. Give 0 or more")
             return open_version(self.store, version, self.cached)
         if timestamp_ms is not None:
             return open_timestamp(self.store, timestamp_ms, self.cached)
@@ -288,15 +288,15 @@ class TransactionLog:
         resolve.require_capable(self.store, lambda: probe_key(self.ids.uuid()))
 
     def _require_durable(self, version: int) -> None:
-        require_durable(self.store, version_key(version), advice="look for it again. Clean nothing up")
+        require_durable(self.store, version_key(version), advice="look for the commit again. Delete nothing")
 
     def _require_own_version_zero(self, commit_id: str, outcome: Conflict | OutcomeUnknown) -> None:
         actions = read_version(self.store, 0)
         if actions is None:
-            why = outcome.reason if isinstance(outcome, OutcomeUnknown) else "it named another, which is not there"
+            why = outcome.reason if isinstance(outcome, OutcomeUnknown) else "the conflicting object does not exist"
             raise CommitUnknown(
-                f"{self.store.uri}: the store did not say whether the table was created ({why}). Look again before "
-                "retrying",
+                f"{self.store.uri}: the store did not say whether the table was created ({why}). Check whether the "
+                "table exists, then try again",
                 commit_id=commit_id,
                 version=0,
             )
@@ -449,7 +449,10 @@ def _replace(log: TransactionLog, change: Change) -> None:
         ids=log.ids,
     )
     if done is None:
-        raise CommitConflict(f"{key}: {ATTEMPTS} attempts lost against others. Nothing was changed. Try again")
+        raise CommitConflict(
+            f"{key}: other processes changed the tags during each of {ATTEMPTS} attempts. Nothing was changed. "
+            "Try again"
+        )
 
 
 def _put(log: TransactionLog, wanted: Tags) -> PutResult:
@@ -476,8 +479,8 @@ def once(log: TransactionLog, head: Snapshot, application: object) -> tuple[Txn 
         case _:
             given = application if isinstance(application, tuple) and len(application) == 2 else (application,)
             raise InvalidInput(
-                "an application is its name and the number of its work, from 0 to 2**63 - 1, as in ('nightly', 17). "
-                f"Found {' and '.join(map(quoted, given))}"
+                f"the application is {' and '.join(map(quoted, given))}. Give a name and a number from 0 to 2**63 - "
+                "1, as in ('nightly', 17)"
             )
     return txn, head.txns.get(txn.appId, -1) >= txn.version
 

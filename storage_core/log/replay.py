@@ -127,7 +127,7 @@ def open_timestamp(store: ObjectStore, timestamp_ms: int, cached: CachedPieces =
             early = middle
     if early < 0 or read_version(store, early) is None:
         raise NotFound(
-            f"{store.uri}: nothing is retained from {timestamp_ms} ms or before. The oldest version is {late}"
+            f"{store.uri}: no version from {timestamp_ms} ms or before is retained. The oldest version is {late}"
         )
     return open_version(store, early, cached)
 
@@ -157,7 +157,7 @@ def _without_gap(store: ObjectStore, found: Snapshot) -> Snapshot:
 
 def _gap(store: ObjectStore, missing: int, newest: int) -> Corrupt:
     key = version_key(missing)
-    return Corrupt(f"{key}: missing, but {store.uri} has version {newest}", key=key)
+    return Corrupt(f"{key}: the file is missing, but {store.uri} has version {newest}", key=key)
 
 
 def _hinted(store: ObjectStore, at: int, load: _Load) -> Snapshot | None:
@@ -319,8 +319,8 @@ def _unreachable(store: ObjectStore, listing: LogListing, found: Snapshot, wante
         return _gap(store, found.version + 1, wanted)
     oldest = min((each.version for each in listing.checkpoints), default=found.version)
     return NotFound(
-        f"{store.uri}: version {wanted} is no longer retained. The oldest state is that of version {oldest}, the "
-        f"newest that of {listing.newest}",
+        f"{store.uri}: version {wanted} is no longer retained. The oldest version with a state is {oldest}, and the "
+        f"newest version is {listing.newest}",
         newest=listing.newest,
     )
 

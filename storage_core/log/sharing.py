@@ -187,8 +187,8 @@ class TableStore:
             found = read(source)
         except NotFound as error:
             raise NotFound(
-                f"{key}: neither in {self.uri} nor in {source.uri}, of which this is a shallow clone. Check "
-                "whether the tag of the clone was removed there",
+                f"{key}: the object is neither in {self.uri} nor in the source {source.uri} of this shallow clone. "
+                "Check whether the tag of the clone was removed there",
                 key=key,
                 source=source.uri,
             ) from error
@@ -215,8 +215,8 @@ def require_same_service(table: str, source: str) -> None:
     endpoint = parse_s3_uri(source, {}).endpoint
     if endpoint not in known:
         raise InvalidInput(
-            f"{table}: a shallow clone of a table at {endpoint}. This is neither its own service nor that of the "
-            "environment. If you trust it, set AWS_ENDPOINT_URL to it, or else make a deep clone",
+            f"{table}: the shallow clone reads from {endpoint}, which is neither the service of the clone nor of the "
+            "environment. If you trust this service, set AWS_ENDPOINT_URL to it. Otherwise make a deep clone",
             uri=table,
         )
 
@@ -232,8 +232,8 @@ def open_table_store(uri: str | Path, clones: int = 0) -> TableStore:
     """
     if clones > MOST_CLONES:
         raise Corrupt(
-            f"{uri}: more than {MOST_CLONES} shallow clones, each of the next, lead there. Check "
-            "whether one is a clone of itself"
+            f"{uri}: the chain of shallow clones has more than {MOST_CLONES} tables. Check whether one is a clone of "
+            "itself"
         )
     return TableStore(open_store(uri), partial(open_table_store, clones=clones + 1))
 

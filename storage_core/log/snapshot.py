@@ -172,8 +172,8 @@ class SnapshotBuilder:
         if timestamp <= self._timestamp and commit_info(actions) is not None:
             key = version_key(version)
             raise Corrupt(
-                f"{key}: expected a commit after {self._timestamp} ms, found one of {timestamp} ms: it is the file of "
-                f"another version",
+                f"{key}: expected a commit after {self._timestamp} ms, found a commit of {timestamp} ms. The file "
+                "belongs to another version",
                 key=key,
             )
         self._timestamp = timestamp
@@ -254,7 +254,7 @@ def require_imported(uri: str, head: Snapshot) -> None:
     source = head.metadata.configuration.get(UNFINISHED_IMPORT)
     if source is not None:
         raise InvalidInput(
-            f"{uri}: the table is an unfinished import of {quoted(source)}. Run the import again. If it was refused, "
-            "delete the table's folder and import what was corrected.",
+            f"{uri}: the table is an unfinished import of {quoted(source)}. Run the import again. If the import was "
+            "refused, delete the folder of the table, correct the source, and import again.",
             uri=uri,
         )

@@ -129,7 +129,7 @@ def adds_of(files: pa.Table) -> tuple[Add, ...]:
     columns = {name: _values(files, name) for name in _ADD_FIELDS if name in files.column_names}
     for name in _REQUIRED:
         if name not in columns or None in columns[name]:
-            raise Corrupt(f"a file entry has no {name!r}, which every split must state", field=name)
+            raise Corrupt(f"the entry of a split has no {name!r}", field=name)
     if "deletionVector" in columns:
         texts = zip(columns["deletionVector"], columns["path"], strict=True)
         columns["deletionVector"] = [
@@ -210,7 +210,7 @@ def _require_safe_paths(paths: pa.ChunkedArray, where: str) -> None:
     plain = pc.and_(plain, pc.invert(pc.match_substring_regex(paths, f"^(?:{'|'.join(sorted(MACHINERY))})")))
     for path in paths.filter(pc.invert(pc.fill_null(plain, fill_value=False))).to_pylist():
         if path is None or not is_data_path(path):
-            raise Corrupt(f"{where}: the path {path!r} leaves the table or its data", key=where)
+            raise Corrupt(f"{where}: the path {path!r} leads out of the table or its data", key=where)
 
 
 def _column(adds: Sequence[Add], wanted: pa.Field) -> pa.Array:

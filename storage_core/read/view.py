@@ -94,7 +94,7 @@ def _instant(log: TransactionLog, at: str | dt.datetime) -> Snapshot:
         if not log.exists():
             raise  # the table does not exist
         raise NotFound(
-            f"nothing is retained from {instant.isoformat()} or before. {_retained(log)}{_of_the_future(log)}",
+            f"no version from {instant.isoformat()} or before is retained. {_retained(log)}{_of_the_future(log)}",
             at=instant,
             uri=log.store.uri,
         ) from None

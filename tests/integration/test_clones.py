@@ -187,7 +187,7 @@ def test_without_its_tag_the_files_of_a_shallow_clone_are_collected_and_it_says_
     kept_up(source)
     with pytest.raises(
         tm.errors.TidemarkError,
-        match=r"of which this is a shallow clone. Check whether the tag of the clone was removed there",
+        match=r"of this shallow clone. Check whether the tag of the clone was removed there",
     ):
         rows_of(new)
 
@@ -281,7 +281,7 @@ def test_a_place_that_holds_another_table_is_refused(tmp_path: Path) -> None:
     tm.Table.create(str(tmp_path / "other"), SCHEMA)
     with pytest.raises(tm.errors.InvalidInput, match="a table is here already"):
         table.clone(str(tmp_path / "other"))
-    with pytest.raises(tm.errors.InvalidInput, match="lies in the folder of the table"):
+    with pytest.raises(tm.errors.InvalidInput, match="the location is in the folder of the table"):
         table.clone(str(tmp_path / "source" / "inner"))
     assert table.tags() == []
 
@@ -367,7 +367,9 @@ def test_a_shallow_clone_sends_no_signed_request_to_a_service_that_nobody_chose(
     pointer = tmp_path / "clone" / "_source.json"
     pointer.chmod(0o644)
     pointer.write_text('{"format":1,"uri":"s3://bucket/table?endpoint=http://127.0.0.1:9"}')
-    with pytest.raises(tm.errors.InvalidInput, match=r"at http://127\.0\.0\.1:9. This is neither its own service"):
+    with pytest.raises(
+        tm.errors.InvalidInput, match=r"from http://127\.0\.0\.1:9, which is neither the service of the clone"
+    ):
         rows_of(str(tmp_path / "clone"))
 
 
@@ -402,7 +404,7 @@ def test_a_clone_that_leads_to_itself_is_an_error_and_no_endless_walk(tmp_path: 
     pointer = tmp_path / "clone" / "_source.json"
     pointer.chmod(0o644)
     pointer.write_text(json.dumps({"format": 1, "uri": (tmp_path / "clone").as_uri()}))
-    with pytest.raises(tm.errors.Corrupt, match="more than 16 shallow clones, each of the next"):
+    with pytest.raises(tm.errors.Corrupt, match="the chain of shallow clones has more than 16 tables"):
         rows_of(str(tmp_path / "clone"))
 
 

@@ -162,7 +162,7 @@ def test_a_commit_to_a_log_of_others_is_refused(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "table")
     DIALECTS["gzip"](store)
     log = TransactionLog(store)
-    with pytest.raises(Unsupported, match="can be read, not written"):
+    with pytest.raises(Unsupported, match="so it is read-only"):
         log.commit(log.snapshot(), [split("x")], operation="APPEND")
 
 

@@ -122,7 +122,7 @@ def committed(log: TransactionLog, snapshot: Snapshot, add: Add, told: Counter[s
                 told["committed"] += 1
                 return persistently(log, log.snapshot)
         except CommitConflict as error:
-            if "attempts to commit lost" not in str(error):
+            if "other writers committed first during each of" not in str(error):
                 raise
             told["exhausted"] += 1
             snapshot = persistently(log, log.snapshot)

@@ -168,10 +168,10 @@ REFUSED: dict[Callable[[], Table], list[tuple[Act, str]]] = {
         (lambda t: t.update({"n": tm.expr("nope")}, "false"), "nope"),
         (lambda t: t.update({"n": tm.expr("1"), "day": tm.expr("c0")}, "true"), "c0"),
         (lambda t: t.update({"n": tm.expr("place")}, "true"), "place"),
-        (lambda t: t.update({"n": 1}, "true", application="a"), "an application is its name and the number"),
+        (lambda t: t.update({"n": 1}, "true", application="a"), "the application is 'a'. Give a name and a number"),
         (
             lambda t: t.update({"n": 1}, "true", application=("a", -1)),
-            r"from 0 to 2\*\*63 - 1, as in \('nightly', 17\). Found 'a' and -1",
+            r"the application is 'a' and -1\. Give a name and a number",
         ),
         (lambda _: tm.expr("n, 1"), "not one expression"),
         (lambda _: tm.expr("n from t where (1 = 1"), "not one expression|is not valid SQL"),

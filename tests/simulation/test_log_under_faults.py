@@ -373,7 +373,12 @@ class Writer:
 
         Either an object that the work needs was removed, or the commit lost ten races.
         """
-        if "attempts to commit lost" not in str(error) and work.kind in {"APPEND", "COMPACT", "REMOVE", "DELETE"}:
+        if "other writers committed first during each of" not in str(error) and work.kind in {
+            "APPEND",
+            "COMPACT",
+            "REMOVE",
+            "DELETE",
+        }:
             assert work.is_outdated(self.world.oracle.read()[-1].state), f"a false conflict: {error}"
 
     def refused(self, commit_id: str | None) -> None:

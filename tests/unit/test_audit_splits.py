@@ -95,7 +95,7 @@ def test_ss_4_a_log_that_gives_an_old_split_the_new_sort_schema(table: Events, t
     table.settle(config=replace(CONFIG, sort_schema=OTHER_ORDER))
     relabelled = replace(two[0], sortSchema=OTHER_ORDER)
     assert "SS-4" in {each.invariant for each in audit(table.store, snapshot([relabelled])).violations}
-    with pytest.raises(InvalidInput, match="An add may change only its deletion vector"):
+    with pytest.raises(InvalidInput, match="An add can change only its deletion vector"):
         table.add(replace(relabelled, deletionVector=inline([0])))
     with pytest.raises(CommitConflict, match="live already"):
         table.add(relabelled)

@@ -103,7 +103,7 @@ def test_a_state_of_others_that_was_dropped_is_not_retained_and_no_damage(foreig
     foreign.delete([state_key(version) for version in range(1, 8)])
     for dropped in (1, 5, 7):
         with pytest.raises(
-            NotFound, match=f"version {dropped} is no longer retained. The oldest state is that of version 8"
+            NotFound, match=f"version {dropped} is no longer retained. The oldest version with a state is 8"
         ):
             log_on(foreign).snapshot(version=dropped)
     assert log_on(foreign).snapshot(version=8).version == 8
@@ -129,7 +129,7 @@ def test_a_schema_registry_beside_the_metadata_is_found_under_bare_and_prefixed_
 def test_paths_that_leave_the_table_are_refused(foreign: MemoryStore, path: str) -> None:
     put_state(foreign, 3, [path])
     found = log_on(foreign).snapshot()
-    with pytest.raises(Corrupt, match="leaves the table"):
+    with pytest.raises(Corrupt, match="leads out of the table"):
         found.splits.table()
 
 

@@ -111,7 +111,7 @@ def test_a_commit_that_landed_twice_is_named(table: SampleTable) -> None:
 def test_a_file_in_the_place_of_another_version_is_named_and_no_other(table: SampleTable) -> None:
     table.store.put(version_key(3), table.store.get(version_key(1)).data, Overwrite())
     assert kinds(check(table)) == {(Kind.VERSION_DAMAGED, version_key(3))}
-    assert "holds version 1" in check(table).findings[0].found
+    assert "contains version 1" in check(table).findings[0].found
 
 
 def test_a_copy_that_does_not_say_its_number_is_told_by_its_time(table: SampleTable) -> None:

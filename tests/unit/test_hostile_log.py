@@ -143,7 +143,7 @@ def test_a_value_that_a_field_cannot_hold_is_named_by_key_line_and_field() -> No
     assert len(cases) > 400
     for action, field, value in cases:
         text = json.dumps({"txn": ACTIONS["txn"]}) + "\n" + json.dumps({action: {**ACTIONS[action], field: value}})
-        with pytest.raises(Corrupt, match=f"{field}|leaves the table|an int") as caught:
+        with pytest.raises(Corrupt, match=f"{field}|leads out of the table|an int") as caught:
             codec.decode_version(text.encode(), WHERE)
         assert f"{WHERE}, line 2" in str(caught.value), (action, field, value)
         assert len(str(caught.value)) < 1000
@@ -152,9 +152,9 @@ def test_a_value_that_a_field_cannot_hold_is_named_by_key_line_and_field() -> No
 @pytest.mark.parametrize(
     ("field", "counts", "named"),
     [
-        ("inputRows", [2], "1 and 2 counts of 2 inputs and 1 outputs"),
+        ("inputRows", [2], "1 and 2 counts for 2 inputs and 1 outputs"),
         ("movedRows", [1, 1, 0], "2 and 3 counts"),
-        ("movedRows", [1, 2], "2 rows moved of the 1 of b"),
+        ("movedRows", [1, 2], "2 rows of b moved, but it has 1 rows"),
     ],
 )
 def test_counts_of_a_translation_that_contradict_each_other_are_refused(
@@ -258,11 +258,11 @@ def test_a_path_that_could_lead_out_of_the_table_is_refused_in_every_action(path
     for name, body in ACTIONS.items():
         if "path" not in body:
             continue
-        with pytest.raises(Corrupt, match=r"leaves the table|surrogate") as caught:
+        with pytest.raises(Corrupt, match=r"leads out of the table|surrogate") as caught:
             codec.decode_line(json.dumps({name: {**body, "path": path}}), f"{WHERE}, line 3")
         assert f"{WHERE}, line 3" in str(caught.value)
     vector = {**VECTOR, "storage": "key", "path": path}
-    with pytest.raises(Corrupt, match=r"leaves the table|surrogate"):
+    with pytest.raises(Corrupt, match=r"leads out of the table|surrogate"):
         codec.decode_line(json.dumps({"add": {**ACTIONS["add"], "deletionVector": vector}}), WHERE)
 
 
@@ -504,7 +504,7 @@ def test_the_bytes_of_a_vector_are_compared_with_everything_it_says() -> None:
             rows_of(vector, data[:end], "here")
     with pytest.raises(InvalidInput, match=r"stored at '_vectors/a'\. Read it first"):
         rows_of(vector, None, "here")
-    with pytest.raises(InvalidInput, match="leaves the table"):
+    with pytest.raises(InvalidInput, match="leads out of the table"):
         stored("../a", data)
 
 

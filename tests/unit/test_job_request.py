@@ -108,5 +108,5 @@ def test_a_step_takes_no_option_of_another() -> None:
 
 def test_a_place_in_the_memory_of_one_process_is_refused_for_jobs() -> None:
     assert require_shared("file:///lake/t") == "file:///lake/t"
-    with pytest.raises(InvalidInput, match="memory://t: a store in memory is visible to one process only"):
+    with pytest.raises(InvalidInput, match="memory://t: Spark tasks cannot see a store in the memory"):
         require_shared("memory://t")

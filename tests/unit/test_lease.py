@@ -303,7 +303,10 @@ def test_of_two_holders_of_one_token_only_one_commits(store: MemoryStore) -> Non
     other = second.acquire()
     assert one.token == other.token == 1, "nothing was recorded, so nothing can tell"
     assert second.commit(other, "b") == 2
-    with pytest.raises(Fenced, match="merge: token 1 has committed, this one is 1"):
+    with pytest.raises(
+        Fenced,
+        match=r"merge: another process owns the resource\. It committed with token 1, and this process has token 1",
+    ):
         first.commit(one, "c")
 
 
@@ -419,7 +422,10 @@ def test_whoever_was_overtaken_is_fenced_whatever_the_clocks_say(
         lease.require_held()
     taken.require_held()
     assert other.commit(taken, "b") == 2
-    with pytest.raises(Fenced, match="merge: token 2 has committed, this one is 1"):
+    with pytest.raises(
+        Fenced,
+        match=r"merge: another process owns the resource\. It committed with token 2, and this process has token 1",
+    ):
         stalled.commit(lease, "c")
     assert stalled.log.snapshot().version == 2
 
@@ -433,7 +439,10 @@ def test_a_pause_at_any_request_of_the_commit_ends_fenced_when_another_commits_m
     lease = stalled.acquire()
     lease.require_held()
     faulty.at(len(faulty.trace) + instant, lambda: other.commit(other.acquire(), "b"))
-    with pytest.raises(Fenced, match="merge: token 2 has committed, this one is 1"):
+    with pytest.raises(
+        Fenced,
+        match=r"merge: another process owns the resource\. It committed with token 2, and this process has token 1",
+    ):
         stalled.commit(lease, "c")
     assert sorted(stalled.log.snapshot().splits) == [split("b").path]
 

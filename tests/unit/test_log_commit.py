@@ -108,7 +108,7 @@ def test_a_table_that_could_not_be_opened_is_not_created(store: MemoryStore) -> 
         ([split("a"), removal("a")], "more than once"),
         ([segment("s", "a"), segment("s", "b")], "more than once"),
         ([Txn(appId="a", version=1), Txn(appId="a", version=2)], "more than once"),
-        ([replace(split("a"), path="../../etc/passwd")], "leaves the table"),
+        ([replace(split("a"), path="../../etc/passwd")], "leads out of the table"),
         ([replace(split("a"), size="12")], "add.size is '12'"),  # type: ignore[arg-type]  # as a careless caller does
     ],
 )

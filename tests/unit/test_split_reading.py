@@ -187,7 +187,7 @@ def test_a_vector_of_every_row_leaves_none(store: MemoryStore, add: Add) -> None
 
 def test_a_vector_that_names_a_row_beyond_the_last_is_corrupt(store: MemoryStore, add: Add) -> None:
     for numbered in (add, replace(add, numRecords=None)):
-        with pytest.raises(Corrupt, match="names row 3000 of 3000"):
+        with pytest.raises(Corrupt, match="contains row 3000, but the split has 3000 rows"):
             read_split(store, replace(numbered, deletionVector=inline([3000])))
 
 

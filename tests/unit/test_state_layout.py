@@ -180,7 +180,9 @@ def test_a_state_that_counts_other_files_than_its_manifests_list_is_corrupt(tabl
     state, listed = read_state(table.store, head.version), head.splits.listed
     assert listed is not None
     wrong = replace(state, num_files=state.num_files + more)
-    with pytest.raises(Corrupt, match=f"expected {39 + more} live files, its manifests list 40 and 1 of them are dead"):
+    with pytest.raises(
+        Corrupt, match=f"expected {39 + more} live files, but its manifests list 40 files, of which 1 are removed"
+    ):
         snapshot_of(wrong, listed, head.txns, metadata=head.metadata, where="a state")
 
 

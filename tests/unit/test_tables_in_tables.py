@@ -46,7 +46,7 @@ def test_a_table_in_another_ones_folder_is_refused_and_leaves_nothing(place: str
     outer = below(place, "a")
     Table.create(outer, SCHEMA)
     before = {info.key for info in open_store(outer).list("")}
-    with pytest.raises(InvalidInput, match="lies in the folder of the table") as refused:
+    with pytest.raises(InvalidInput, match="the location is in the folder of the table") as refused:
         Table.create(below(outer, *inner), SCHEMA)
     assert f"the table {open_store(outer).uri}. " in str(refused.value)
     assert {info.key for info in open_store(outer).list("")} == before
@@ -58,7 +58,7 @@ def test_no_table_is_repaired_into_another_ones_folder(place: str, *, dry_run: b
     for each in (damaged, outer):
         Table.create(each, SCHEMA)
     before = {info.key for info in open_store(outer).list("")}
-    with pytest.raises(InvalidInput, match="lies in the folder of the table"):
+    with pytest.raises(InvalidInput, match="the location is in the folder of the table"):
         repair(
             open_store(damaged),
             open_store(below(outer, "inside")),
