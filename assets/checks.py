@@ -47,7 +47,7 @@ AUDITED: Mapping[str, tuple[str, str]] = {
     "TW": ("tw_windows", "Every row is in the window of its split, and no merge combines two windows."),
     "CS": (
         "cs_scopes",
-        "Merges combined only splits of one compatibility scope and one window, and none from before the start.",
+        "Every merge combined splits of one scope and one window, and no split before the start of compaction.",
     ),
     "MC": ("mc_merges", "Every merge kept the visible rows, every value and every column, and left one sorted run."),
     "SS": ("ss_splits", "Every split has its declared order. File, log, statistics and native metadata agree."),
@@ -171,7 +171,8 @@ def _recall_check(declaration: TableDeclaration, index: str, floor: float) -> As
     @asset_check(
         asset=asset_key(declaration.name, index_asset(index)),
         name=RECALL,
-        description=f"Searches find at least {floor:g} of the {_K} nearest rows, measured against all rows.",
+        description=f"Searches find at least {floor:g} of the {_K} nearest rows. The check compares with exact "
+        "searches of all rows.",
     )
     def recall_at_least_floor() -> AssetCheckResult:
         with typed_failures():

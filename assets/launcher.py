@@ -62,7 +62,9 @@ MOST_DEATHS = 2
 """The number of times that a step restarts its job after the job was killed."""
 
 COMMITS_STAY = "Committed work is kept, and the next run does the rest"
-_KILLED = f"ended without a report, mostly because memory ran out. Its output is in the compute logs. {COMMITS_STAY}"
+_KILLED = (
+    f"ended without a report. The usual cause is that memory ran out. Its output is in the compute logs. {COMMITS_STAY}"
+)
 
 
 class Launcher(Protocol):
@@ -306,9 +308,9 @@ class SharedJobs:
                 self._process.stop()
             raise
         raise JobKilled(
-            f"the process of the job {job} on {options.table_uri} was ended by {process.end()}. The usual "
-            "cause is that memory ran out. Uncommitted work is not in the table. Run the step again. If it ends again, "
-            "run it alone."
+            f"the process of the job {job} on {options.table_uri} was ended by {process.end()}. The usual cause is "
+            "that memory ran out. Uncommitted work is not in the table. Run the step again. If the process ends "
+            "again, run no other step at the same time."
         )
 
     def _that_began(self, run_id: str, line: str, environment: Mapping[str, str]) -> _Process:
@@ -322,7 +324,7 @@ class SharedJobs:
                 process.end()
             self._process = process = _Process(run_id, self._root, environment)
             if not process.begins(line):
-                raise JobKilled(f"no process for jobs could be started, it was ended by {process.end()}: see stderr")
+                raise JobKilled(f"the process for jobs could not start, and was ended by {process.end()}. See stderr")
         return process
 
 

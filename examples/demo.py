@@ -140,11 +140,12 @@ def run_access_log(pipeline: Pipeline, narrator: Narrator) -> Table:
     pipeline.run("access_log/ingested")
 
     narrator.step(
-        "Compact, index, checkpoint", "One split per window; the rows stay what they were, checked before the commit."
+        "Compact, index, checkpoint",
+        "One split per window. Before the commit, a check shows that the rows are unchanged.",
     )
     pipeline.run(*UPKEEP)
 
-    narrator.step("A late file", "Its lines belong to almost every window. Each window takes its own, each line once.")
+    narrator.step("A late file", "Its lines belong to almost every window. Each window gets its lines exactly once.")
     path = landing.land_late(place)
     narrator.say(f"landed {path} ({path.stat().st_size:,} bytes)")
     pipeline.run("access_log/ingested")
@@ -165,7 +166,8 @@ def run_planes(pipeline: Pipeline, narrator: Narrator) -> Table:
     declaration = load(PLANES_TABLE)
     table = Table.declare(declaration)
     narrator.step(
-        "Write keyed rows", "Durable in a write-ahead log when put returns; no Spark, no broker, no lock service."
+        "Write keyed rows",
+        "Rows are durable in a write-ahead log when put returns. This needs no Spark, broker or lock service.",
     )
     if table.version == 0:
         write_planes(table, narrator)
@@ -184,7 +186,8 @@ def run_departures(pipeline: Pipeline, narrator: Narrator) -> None:
     declaration = load_raw_log(RAW_LOG)
     lost = Path(declaration.uris[-1])
     narrator.step(
-        "Lose a store", "Two producers write one raw log to two stores; the folder of one is removed meanwhile."
+        "Lose a store",
+        "Two producers write one raw log to two stores. During the writes, the folder of one store is removed.",
     )
     place = load(DEPARTURES_TABLE).uri
     if two_stores.written() or (exists(place) and Table.open(place).version):
@@ -204,7 +207,7 @@ def run_words(pipeline: Pipeline, narrator: Narrator) -> Table:
     """Append words with their embeddings, index them, and measure the recall of vector searches."""
     declaration = load(WORDS_TABLE)
     table = Table.declare(declaration)
-    narrator.step("Index vectors", "Codes of 2 bits a number name candidates; the vectors of the table rank them.")
+    narrator.step("Index vectors", "Codes of 2 bits per number find candidates. The vectors of the table rank them.")
     if table.version == 0:
         table.append(words(WORDS))
     pipeline.run("words/index_meaning", "words/index_spelling")

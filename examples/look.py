@@ -14,7 +14,7 @@ REPORT = Path("report.html")
 
 def look(narrator: Narrator) -> None:
     """Show the status of the declared tables, and write their report."""
-    narrator.step("Look", "What is behind, what is owed, and what it costs: one line per table, and a page with plots.")
+    narrator.step("Look", "Show late tables, pending work and cost: one line per table, and a page with plots.")
     places = places_of(load_tables(tables_folder()))
     rows: list[dict[str, object]] = [
         {

@@ -131,7 +131,9 @@ class DeltaIngest:
     @property
     def _spark(self) -> Spark:
         if not isinstance(self.job.executor, Spark):
-            raise InvalidInput(f"{self.spec.uri}: rows of a Delta table need Spark. Run it with a Spark master")
+            raise InvalidInput(
+                f"{self.spec.uri}: landing from a Delta table needs Spark. Run the job with a Spark master"
+            )
         return self.job.executor
 
     def plan(self) -> JobReport:
@@ -417,6 +419,6 @@ def _require_distinct(rows: pa.Table, key: tuple[str, ...], source: str) -> None
     if len(again):
         value = rows.select(key).slice(int(again[0]), 1).to_pylist()[0]
         raise InvalidInput(
-            f"{source}: several rows of the Delta table have the key {quoted(value)}. Delete all but one of them in "
-            "the Delta table, or declare a primary_key that is unique."
+            f"{source}: several rows of the Delta table have the key {quoted(value)}. Keep only one of them in the "
+            "Delta table, or declare a primary_key that is unique."
         )

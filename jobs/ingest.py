@@ -91,7 +91,8 @@ def run_ingest(job: JobRun[Ingest]) -> JobReport:
     if spec is None:
         where = options.declaration or f"{job.uri} (and no --declaration is given)"
         raise InvalidInput(
-            f"{where}: no landing place is declared. Add landing: {{uri: …, format: …}} to the table's file."
+            f"{where}: no landing place is declared. Add landing: {{uri: …, format: …}} to the declaration of the "
+            "table."
         )
     reject_overlap(spec.uri, job.uri, "the table")
     return _from_delta(job, spec) if spec.is_delta else _from_files(job, spec)
@@ -114,7 +115,7 @@ def run_retry_quarantine(job: JobRun[RetryQuarantine]) -> JobReport:
 
 def _from_files(job: JobRun[Ingest], spec: LandingSpec) -> JobReport:
     if job.before.config.kind == "keyed" and job.options.windows != EVERY_WINDOW:
-        raise InvalidInput(f"{job.uri}: files land in a keyed table as a whole. Leave the windows out.")
+        raise InvalidInput(f"{job.uri}: ingest into a keyed table does not support windows. Leave the windows out.")
     windows = _windows(job.options.windows, job.before.config.window_seconds)
     if spec.queue is None or windows is not None or job.options.dry_run:
         return _from_landed(job, spec, _Found(survey(spec)), windows)
@@ -276,7 +277,7 @@ def _from_delta(job: JobRun[Ingest], spec: LandingSpec) -> JobReport:
     from jobs.delta import DeltaIngest  # most landing locations are not Delta tables
 
     if job.options.windows != EVERY_WINDOW:
-        raise InvalidInput(f"{job.uri}: a Delta table lands by its versions, not by windows. Leave the windows out.")
+        raise InvalidInput(f"{job.uri}: ingest from a Delta table does not support windows. Leave the windows out.")
     ingest = DeltaIngest(job, spec)
     return ingest.plan() if job.options.dry_run else ingest.run()
 
@@ -306,7 +307,7 @@ def _windows(wanted: WindowRange, window_seconds: int | None) -> set[int | None]
         return {None}
     if wanted.start is None or wanted.end is None or window_seconds is None:
         raise InvalidInput(
-            "ingest takes one --window, or both --from and --to, and the table needs windows. Leave the others out"
+            "the windows of ingest are not valid. For a table with windows, give one --window, or both --from and --to"
         )
     first = wanted.start - wanted.start % window_seconds
     return set(range(first, wanted.end, window_seconds))

@@ -102,7 +102,7 @@ def _watch(parent: int, ended: threading.Event) -> None:
     while os.getppid() == parent:
         if ended.wait(LOOK_SECONDS):
             return
-    LOG.error("process %d, which started this job, has ended. The job ends, too.", parent)
+    LOG.error("the process %d that started this job has ended, so this job also ends.", parent)
     # Send the signal to the main thread itself. Otherwise, the signal does not interrupt a call in which the main
     # thread waits.
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)

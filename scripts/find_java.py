@@ -74,7 +74,7 @@ def _present() -> Path | None:
         if home is not None:
             return home
         if java.exists():
-            print(f"setup: {java} is no Java {OLDEST} or newer; looking further", file=sys.stderr)
+            print(f"setup: {java} is not Java {OLDEST} or newer. Setup tries other places.", file=sys.stderr)
     return None
 
 
@@ -88,7 +88,7 @@ def _from_debian() -> Path | None:
 def _private() -> Path | None:
     """Create `.java/` again. If the package contains no runtime for this machine, return None."""
     shutil.rmtree(PRIVATE, ignore_errors=True)
-    print("setup: bringing Java along in .java/", file=sys.stderr)
+    print("setup: installing Java in .java/", file=sys.stderr)
     lock = str(REQUIREMENTS / "java.lock")
     try:
         install(PYTHON, "--target", str(PRIVATE), "--require-hashes", "-r", lock)

@@ -41,7 +41,7 @@ def find_uv() -> Path | None:
 
 def _bring_uv() -> bool:
     """Create `.uv/` with the locked uv. Replace an incomplete folder."""
-    _say("bringing uv along in .uv/")
+    _say("installing uv in .uv/")
     try:
         make_environment(PRIVATE)
     except CannotInstallError:
@@ -119,7 +119,7 @@ def main(arguments: list[str]) -> int:
         return 0
     uv = find_uv()
     if uv is None:
-        _say("there is no uv and it could not be brought along: install uv, then run make again.")
+        _say("uv is missing and could not be installed. Install uv, then run make again.")
         return 1
     print(uv)
     return 0

@@ -227,7 +227,8 @@ def condition_of(table: Shape, definition: Partitions, keys: Sequence[str], colu
     timed = [name for name, each in dimensions.items() if isinstance(each, TimeWindowPartitionsDefinition)]
     if len(timed) > 1:
         raise InvalidInput(
-            f"the partitions have two times, and a table has one: {timed}. Make one of them a column of days."
+            f"the partitions have the time dimensions {timed}, but a table has only one time column. Make one of "
+            "them a column of days."
         )
     plain = [name for name in dimensions if name not in timed]
     fields = {name: table.schema.field(_column(table, name, columns, timed=name in timed)) for name in dimensions}
@@ -399,7 +400,10 @@ class TidemarkIOManager(ConfigurableIOManager):
         if kept.uri or declared:
             return kept.uri or str(getattr(declared, "value", declared))
         if not context.has_asset_key:
-            raise InvalidInput("only an asset has a location by its key. Give the output the metadata 'tidemark/uri'.")
+            raise InvalidInput(
+                "the output has no location, because it is not an asset with a key. Give the output the "
+                "metadata 'tidemark/uri'."
+            )
         return place_of(self.root, context.asset_key.path)
 
 
@@ -419,7 +423,8 @@ def _partitions_of_output(context: OutputContext, table: Shape, kept: AssetSetti
         return condition_of(table, context.asset_partitions_def, context.asset_partition_keys, kept.partition_expr)
     if context.has_asset_key and context.asset_spec.partitions_def is not None:
         raise InvalidInput(
-            f"{context.asset_key.to_user_string()} has partitions, and the run has none. Run it for one partition."
+            f"{context.asset_key.to_user_string()} has partitions, but the run has no partition. Run it for one "
+            "partition."
         )
     return None
 
@@ -437,7 +442,7 @@ def _store(
         case WriteMode.APPEND:
             done = table.append(data, application=(_work_of(context), 0))
             if not done.commit_id:
-                context.log.info("nothing is appended: there are no rows, or this run has appended them before")
+                context.log.info("nothing to append, because there are no rows or this run has already appended them")
             return done.rows
         case WriteMode.OVERWRITE:
             return table.overwrite(data, EVERY_ROW if condition is None else condition).rows_added

@@ -207,7 +207,7 @@ def failure_of(error: Exception) -> TidemarkError:
         return NotFound(
             f"Spark reads the file {missing[1].rstrip('.,;')}, which is missing. Restore it, then run again"
         )
-    return Unavailable(f"Spark did not run the tasks to their end: {cause(error)}")
+    return Unavailable(f"Spark did not complete the tasks: {cause(error)}")
 
 
 def cause(error: Exception) -> str:

@@ -161,8 +161,8 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
         return WriteOptions(uri=uri_of(given, "save"))
     if not name or number is None or not number.isdecimal() or len(number) > _DIGITS or int(number) > _MOST_BATCH:
         raise InvalidInput(
-            f"the options application and batch go together: a name and a number up to {_MOST_BATCH}, as in "
-            f".option('application', 'nightly').option('batch', 17). They are {quoted(name)} and {quoted(number)}."
+            f"the options application and batch are {quoted(name)} and {quoted(number)}. Give both, a name and a "
+            f"number up to {_MOST_BATCH}, as in .option('application', 'nightly').option('batch', 17)."
         )
     return WriteOptions(uri=uri_of(given, "save"), application=(name, int(number)))
 
@@ -211,7 +211,7 @@ def _limit(known: Mapping[str, str]) -> Limit | None:
     (unit, text), *others = found
     if others or not text.isdecimal() or not int(text):
         raise InvalidInput(
-            f"a micro-batch has one limit, max_rows, max_bytes or max_files, of at least 1. It has {found}."
+            f"the limits of a micro-batch are {found}. Give only one of max_rows, max_bytes and max_files, 1 or more."
         )
     return Limit(unit, int(text))
 
@@ -308,7 +308,7 @@ def require_schema(given: StructType, expected: StructType) -> None:
     """Raise `InvalidInput` if the columns in Spark differ from the columns of the table."""
     if given != expected:
         raise InvalidInput(
-            f"Spark expects the columns {given.simpleString()}, and the table has {expected.simpleString()}. Leave "
+            f"the columns in Spark are {given.simpleString()}, but the table has {expected.simpleString()}. Leave "
             "schema(…) out, and use the option columns. If the table was altered in the meantime, load it again."
         )
 
@@ -473,8 +473,8 @@ class TableWriter(DataSourceArrowWriter):
         """Raise `InvalidInput` for the mode `overwrite`, for a keyed table, or for unknown columns."""
         if overwrite:
             raise InvalidInput(
-                "the format tidemark appends and does not overwrite. Write with mode('append'). To replace rows, use "
-                "Table.overwrite or Table.delete."
+                "the format tidemark does not support mode('overwrite'). Write with mode('append'). To replace rows, "
+                "use Table.overwrite or Table.delete."
             )
         self._options = options
         self._version = _open(options.uri, schema).version
@@ -498,8 +498,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """
         if overwrite:
             raise InvalidInput(
-                "the format tidemark takes streams in the output mode append. For complete results, use foreachBatch "
-                "with Table.overwrite."
+                "the format tidemark supports only the output mode append for streams. For complete results, use "
+                "foreachBatch with Table.overwrite."
             )
         self._options = options
         _open(options.uri, schema)
@@ -529,9 +529,9 @@ def _open(uri: str, schema: StructType) -> Table:
     table.require_capable()
     if table.config.kind == "keyed":
         raise InvalidInput(
-            f"{uri}: rows of a keyed table go through one writer, not through many tasks. Write them with "
-            "Table.open(uri).append(frame.toArrow()). For a stream, do this in foreachBatch: writing the same keys "
-            "again changes nothing.",
+            f"{uri}: many tasks cannot write to a keyed table, which needs one writer. Write the rows with "
+            "Table.open(uri).append(frame.toArrow()). For a stream, do this in foreachBatch. A repeated write of the "
+            "same rows changes nothing.",
             uri=uri,
         )
     list(fitting(arrow_schema(schema).empty_table(), table.schema))
@@ -631,7 +631,8 @@ class TableSource(DataSource):
         """The newest version at the time when the data frame was loaded."""
         if self._version is None:
             raise InvalidInput(
-                "the format tidemark knows its columns. Leave schema(…) out, and use the option columns."
+                "schema(…) is not supported, because the table defines the columns. Leave schema(…) out, and use the "
+                "option columns."
             )
         return self._version
 

@@ -120,7 +120,9 @@ class WarmSession:
             self._close()
             if not isinstance(error, (TidemarkError, *spark_errors())):
                 raise
-            raise Unavailable(f"{self.place} takes no session") from None  # the original error contains the token
+            raise Unavailable(
+                f"{self.place} does not accept a session"
+            ) from None  # the original error contains the token
         session.release_session_on_close = number is None
 
     def leave(self) -> None:

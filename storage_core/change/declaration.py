@@ -58,8 +58,8 @@ _NEEDS: Final = {"retention": "window", "compaction": "window", "maintained_inde
 
 
 class _Placed(Closed):
-    name: str = Field(description="what commands and assets call the table")
-    uri: str = Field(description="where the table is: a path or `s3://bucket/…`")
+    name: str = Field(description="the name of the table in commands and assets")
+    uri: str = Field(description="the location of the table: a path or `s3://bucket/…`")
     columns: dict[str, ColumnDeclaration] = Field(
         min_length=1,
         description="name and type of each column: `string, byte, short, int, long, float, double, boolean, date, "

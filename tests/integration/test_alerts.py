@@ -396,7 +396,7 @@ def test_the_two_sensors_of_dagster_tell_of_a_failed_run_and_of_a_late_table(
         now_ms = Table.open("clicks").snapshot.timestamp + 60_001
         monkeypatch.setattr("storage_core.base.clock.SystemClock.now_ms", lambda _: now_ms)
         ticked = build_sensor_context(instance=instance, repository_def=defs.get_repository_def())
-        assert "1 table behind, rejecting or unreadable, 1 alert sent" in str(late(ticked))
+        assert "1 table late, unreadable or with too many rejected rows. 1 alert sent" in str(late(ticked))
         assert Cursor.of(ticked.cursor).said == {"clicks": "behind"}
     first, second = web.taken
     assert (first["kind"], first["tables"], first["run_id"]) == ("run_failed", ["clicks"], run.run_id)

@@ -158,7 +158,7 @@ def test_components_have_the_sensors_of_alerts_which_start_with_their_automation
     name = "tidemark_alerts_late_tables"
     with build_sensor_context(instance, repository_def=repository, sensor_name=name) as context:
         skipped = sensors[name].evaluate_tick(context)
-    assert skipped.skip_message == "1 table behind, rejecting or unreadable, 1 alert sent"
+    assert skipped.skip_message == "1 table late, unreadable or with too many rejected rows. 1 alert sent"
     assert heard.exists()
 
 

@@ -68,7 +68,7 @@ def test_an_expiry_by_hand_uses_the_retention_of_the_file(run: Run) -> None:
 
     code, done, err = run("expire", "clicks", "--dry-run")
     assert (code, done["status"], done["rows_in"]) == (0, "planned", 1)
-    assert "tables/clicks.yaml differs from the table. A run without --dry-run changes the table first" in err
+    assert "tables/clicks.yaml differs from the table. Without --dry-run, the run first changes the table" in err
     assert (Table.open("warehouse/clicks").version, retention_of("clicks")) == (table.version, None)
 
     code, done, err = run("expire", "clicks")

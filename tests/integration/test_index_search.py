@@ -554,7 +554,7 @@ def test_a_segment_path_that_is_not_one_is_corrupt(rows: list[Row], tmp_path: Pa
     work = catch_up.plan(table.snapshot, "text").work[0]
     segment = catch_up.execute(table.store, work, ids=table.ids)
     foreign = replace(segment, path="_indices/text/../../escape.seg")
-    with pytest.raises(Corrupt, match="not a segment key"):
+    with pytest.raises(Corrupt, match="not the key of a segment"):
         SegmentCache(tmp_path, None).segment(table.store, foreign)
 
 

@@ -190,7 +190,7 @@ CASES = {
     "JSON arrays, nested 9,000,000 times": _file(
         "json", lambda: b"[" * 9 * MILLION + b"]" * 9 * MILLION, "has more than 1,000,000 values"
     ),
-    "JSON of 10,000,000 brackets": _file("json", lambda: b"]" * 10 * MILLION, "closes nothing"),
+    "JSON of 10,000,000 brackets": _file("json", lambda: b"]" * 10 * MILLION, "has no opening bracket"),
     "JSON of 2,000,000 empty arrays": Case("json", lambda: b"[]" * 2 * MILLION, 0),
     "JSON of 2,000,000 empty objects": Case("json", lambda: b"{}" * 2 * MILLION, 2 * MILLION),
     "JSON with a text of 30 MB of commas": Case("json", lambda: b'[{"s":"' + b"," * 30 * MILLION + b'"},{"a":1}]', 2),

@@ -90,7 +90,7 @@ def test_many_keys_are_answered_in_their_order_and_missing_ones_are_none(table: 
     assert table.get_many([]) == []
     with pytest.raises(InvalidInput, match="Give a list"):
         table.get_many("5")
-    with pytest.raises(InvalidInput, match="does not name"):
+    with pytest.raises(InvalidInput, match="does not have one value"):
         table.get_many([(1, 2)])
 
 

@@ -414,7 +414,7 @@ def test_what_is_no_message_is_told_from_the_end_of_its_sender(said: bytes, foun
 @pytest.mark.parametrize(
     ("does", "how"),
     [
-        ("os.write(int(sys.argv[1]), bytes(9))", "sent bytes that are not a message"),
+        ("os.write(int(sys.argv[1]), bytes(9))", "sent invalid data"),
         ("os.close(int(sys.argv[1]))", "closed its"),
     ],
 )

@@ -254,8 +254,8 @@ def test_spark_says_what_cannot_be_read(session: SparkSession, events: tm.Table,
             "has no option pushdown. Spark plans a Python source once for all uses of a data ",
         ),
         ({"path": ""}, "the location of the table is missing"),
-        ({"max_rows": "5", "max_bytes": "5"}, "a micro-batch has one limit"),
-        ({"max_files": "0"}, "a micro-batch has one limit"),
+        ({"max_rows": "5", "max_bytes": "5"}, "the limits of a micro-batch are"),
+        ({"max_files": "0"}, "the limits of a micro-batch are"),
     ],
 )
 def test_options_that_contradict_the_table_are_refused(events: tm.Table, options: dict[str, str], said: str) -> None:
@@ -270,7 +270,7 @@ def test_a_schema_is_not_told_to_the_format(events: tm.Table) -> None:
 
     from jobs.spark.source import TableSource
 
-    with pytest.raises(TidemarkError, match="knows its columns"):
+    with pytest.raises(TidemarkError, match="the table defines the columns"):
         TableSource({"path": events.uri}).reader(StructType())
 
 
@@ -297,7 +297,7 @@ def test_spark_says_what_cannot_be_written(session: SparkSession, events: tm.Tab
     before, frame = events.refresh().version, load(session, events, columns="n")
     assert 'cannot be written in the "ErrorIfExists" mode' in refusal(lambda: write(frame, events.uri, "error"))
     overwritten = refusal(lambda: write(frame, events.uri, "overwrite"))
-    assert overwritten.startswith("InvalidInput: the format tidemark appends and does not overwrite")
+    assert overwritten.startswith("InvalidInput: the format tidemark does not support mode('overwrite')")
     table = refusal(lambda: frame.write.format("tidemark").mode("append").saveAsTable("nowhere"))
     assert ".save('s3://bucket/table')" in table
     nulls = refusal(lambda: write(frame.selectExpr("nullif(n, 1) as n"), events.uri))
@@ -324,8 +324,8 @@ def test_frames_that_the_table_does_not_take_are_refused(events: tm.Table, produ
     from jobs.spark.source import TableSource
 
     cases: list[tuple[str, dict[str, str], StructType, str]] = [
-        (products.uri, {}, StructType().add("id", "long"), "rows of a keyed table go through one writer"),
-        (events.uri, {"batch": "1"}, StructType().add("n", "long"), "the options application and batch go together"),
+        (products.uri, {}, StructType().add("id", "long"), "many tasks cannot write to a keyed table"),
+        (events.uri, {"batch": "1"}, StructType().add("n", "long"), "the options application and batch are"),
         (events.uri, {"application": "a", "batch": str(2**70)}, StructType().add("n", "long"), f"'{2**70}'"),
         (events.uri, {"application": "a", "batch": str(2**70)}, StructType().add("n", "long"), f"up to {2**63 - 1},"),
         (
@@ -408,7 +408,7 @@ def test_a_stream_of_results_that_replace_one_another_is_refused(session: SparkS
         counted.writeStream.format("tidemark").outputMode("complete").option("checkpointLocation", str(tmp_path / "c"))
     )
     said = refusal(lambda: query.trigger(availableNow=True).start(table.uri).awaitTermination())
-    assert "takes streams in the output mode append" in said
+    assert "supports only the output mode append" in said
 
 
 def test_a_table_is_copied_by_a_stream_that_is_killed_and_stopped_again_and_again(

@@ -129,7 +129,7 @@ def test_the_token_goes_to_the_literal_address_of_the_server_and_to_this_users_s
     assert made.address(uuid.uuid4()).startswith(f"sc://127.0.0.1:{port}/;")
     monkeypatch.setenv("SPARK_CONNECT_AUTHENTICATE_TOKEN", "of another server")
     try:
-        assert "takes no session" in why_not(made, {}, tmp_path, caplog)
+        assert "does not accept a session" in why_not(made, {}, tmp_path, caplog)
         assert (set(own.heard), other.heard) == ({f"Bearer {TOKEN}"}, [])
         assert os.environ.get("SPARK_CONNECT_AUTHENTICATE_TOKEN") == "of another server"
         own.heard.clear()
@@ -169,10 +169,10 @@ def test_a_folder_of_the_warm_spark_that_others_may_write_to_is_not_used(
     for action in ("up", "status", "down"):
         assert main(["spark", action]) == 5
         said = "".join(capfd.readouterr())
-        assert f"other users may write to {taken}. Remove it" in said
+        assert f"other users can write to {taken}. Remove it" in said
     with caplog.at_level(logging.INFO, "jobs.spark.warm"):
         assert warm.join({}, {**CREDENTIALS, "TIDEMARK_CACHE_DIR": str(taken.parent / "cache")}) is None
-    assert "other users may write" in caplog.text
+    assert "other users can write" in caplog.text
     assert victim.read_text() == "precious"
     assert (taken / "server.json").exists()
 
@@ -188,7 +188,7 @@ def test_files_of_the_warm_spark_are_believed_from_a_private_folder_only(
         file.symlink_to(tmp_path / "moved")
     else:
         file.chmod(0o622)
-    with pytest.raises(Unavailable, match=r"is a link|other users may write"):
+    with pytest.raises(Unavailable, match=r"is a link|other users can write"):
         warm.read(file)
 
 
@@ -222,7 +222,7 @@ except Exception as error:
     )
     lines = ended.stdout.splitlines()
     assert lines[0] == "[]"
-    assert lines[1].startswith("other users may write to ")
+    assert lines[1].startswith("other users can write to ")
 
 
 def test_status_ends_with_5_where_jobs_would_start_their_own(

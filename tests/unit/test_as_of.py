@@ -191,7 +191,7 @@ def test_where_no_version_is_of_the_future_no_clock_is_blamed(table: SampleTable
 def test_a_commit_after_one_of_the_future_warns(caplog: pytest.LogCaptureFixture) -> None:
     table = under_a_wrong_clock()
     (warned,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-    assert warned.startswith(f"version 1 of {table.store.uri} is 199999999 s ahead of this machine's clock")
+    assert warned.startswith(f"version 1 of {table.store.uri} is 199999999 s ahead of the clock of this machine")
 
 
 def test_a_clock_that_is_a_minute_behind_is_no_reason_to_warn(caplog: pytest.LogCaptureFixture) -> None:

@@ -111,7 +111,7 @@ def test_dimensions_are_columns_by_their_names_or_as_they_are_called(table: tm.T
         (DAYS, "2026-03-29", "country", "column 'country' is string, which is not a time"),
         (DAYS, "2026-03-29", "nothing", "the partition has no known column (found 'nothing')"),
         (HourlyPartitionsDefinition(start_date="2026-03-01-00:00"), "2026-03-29-01:00", "day", "not the start of"),
-        (MultiPartitionsDefinition({"a": DAYS, "b": VIENNA}), "2026-03-29|2026-03-29", None, "and a table has one: "),
+        (MultiPartitionsDefinition({"a": DAYS, "b": VIENNA}), "2026-03-29|2026-03-29", None, "but a table has only"),
         (COUNTRIES, "at", "at", "column 'at': 'at' is not a value of timestamp[us, tz=UTC]"),
         (COUNTRIES, "at", "n", "column 'n': 'at' is not a value of int64"),
         (COUNTRIES, "01", "n", "column 'n': '01' is not the standard form of the value. Write 1"),

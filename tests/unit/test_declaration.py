@@ -413,7 +413,7 @@ def test_a_pattern_must_capture_declared_columns_and_all_required_ones(tmp_path:
         return GOOD.replace("format: ndjson", f"format: pattern\n  pattern: '{pattern}'")
 
     assert "the required columns level" in refusal(tmp_path, with_pattern(r"^(?P<at>\S+)$"))
-    assert "'other' is not among" in refusal(tmp_path, with_pattern(r"^(?P<at>\S+) (?P<level>\d) (?P<other>.)$"))
+    assert "'other' is not a column of" in refusal(tmp_path, with_pattern(r"^(?P<at>\S+) (?P<level>\d) (?P<other>.)$"))
     assert "is not a valid RE2 expression: a group is not closed" in refusal(tmp_path, with_pattern(r"^(?P<at>\S+"))
     assert "name each of its groups" in refusal(tmp_path, with_pattern(r"^no groups$"))
 

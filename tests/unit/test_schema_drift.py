@@ -488,7 +488,7 @@ def test_csv_numbers_with_leading_zeros_stay_text(project: Project) -> None:
     [
         ("format: ndjson, on_new_field: drop", "on_new_field is 'drop'. Give quarantine, ignore, add or column:NAME"),
         ("format: ndjson, on_new_field: 'column:'", "on_new_field is 'column:'"),
-        ("format: ndjson, on_new_field: 'column:nope'", "'nope' is not among the columns"),
+        ("format: ndjson, on_new_field: 'column:nope'", "'nope' is not a column of the table"),
         ("format: ndjson, on_new_field: 'column:n'", "column 'n' cannot get the new fields"),
         ("format: ndjson, on_type_conflict: narrow", "on_type_conflict"),
         ("format: ndjson, max_new_fields: 5", "max_new_fields limits the columns that a run adds"),

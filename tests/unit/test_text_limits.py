@@ -33,10 +33,10 @@ HOSTILE = {
     "boosts": ("((a^1000000)^1000000)", "Use a smaller boost"),
     "slop": ('"a b"~4000000000', "slop"),
     "words": ("( " + " ".join(f"w{number}'" for number in range(5_000)), "is not a valid query"),
-    "arrangements": ('"a b c d"~50', "too many arrangements"),
-    "moves": (f'"{" ".join(f"w{number}" for number in range(2_000))}"~1', "too many arrangements"),
-    "moves of equal words": (f'"{"a " * 2_000}"~1', "too many arrangements"),
-    "places": (f'"{" ".join(f"w{number}" for number in range(2_000))}"~65536', "too many arrangements"),
+    "arrangements": ('"a b c d"~50', "too many possible orders"),
+    "moves": (f'"{" ".join(f"w{number}" for number in range(2_000))}"~1', "too many possible orders"),
+    "moves of equal words": (f'"{"a " * 2_000}"~1', "too many possible orders"),
+    "places": (f'"{" ".join(f"w{number}" for number in range(2_000))}"~65536', "too many possible orders"),
 }
 
 
