@@ -72,7 +72,7 @@ def _data_of(package: str) -> Path:
     """
     spec = importlib.util.find_spec(package)
     if spec is None or spec.submodule_search_locations is None:
-        raise FileNotFoundError(f"the package {package} is not installed; run `make setup`")
+        raise FileNotFoundError(f"the package {package} is not installed. Run `make setup`")
     return Path(next(iter(spec.submodule_search_locations))) / "data"
 
 

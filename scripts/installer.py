@@ -93,7 +93,7 @@ def install(python: Path, *arguments: str) -> None:
         command = [str(uv), "pip", "install", "--python", str(python), *arguments]
         if subprocess.run(command, check=False, stdout=sys.stderr).returncode == 0:
             return
-        _say("uv could not install the packages (its message is above); trying pip, which has its own settings")
+        _say("uv could not install the packages (its message is above). Setup tries pip, which has its own settings")
     pip = [str(python), "-m", "pip"]
     if subprocess.run([*pip, "--version"], check=False, capture_output=True).returncode != 0:
         subprocess.run([str(python), "-m", "ensurepip"], check=False, stdout=sys.stderr)

@@ -88,9 +88,9 @@ def require_delta(session: SparkSession, master: str) -> None:
         return
     where = f"the Spark Connect server {master}" if master.startswith(CONNECT) else "the Spark that runs here already"
     raise Unavailable(
-        f"{where} was started without Delta Lake. Start it with --packages {PACKAGE} "
-        f"--conf {_EXTENSIONS}={_EXTENSION}, or run the job in a process of its own, which loads Delta Lake "
-        "(see `Rows of a Delta table do not arrive` in docs/operations.md)"
+        f"{where} was started without Delta Lake. Start it with --packages {PACKAGE} --conf "
+        f"{_EXTENSIONS}={_EXTENSION}. Or run the job in its own process, which loads Delta Lake. See `Rows of a "
+        "Delta table do not arrive` in docs/operations.md"
     )
 
 

@@ -237,7 +237,7 @@ def not_shown(more: int, option: str = "--all") -> None:
     If all objects were printed, print nothing.
     """
     if more > 0:
-        line(f"… and {more:,} more; {option} prints all")
+        line(f"… and {more:,} more. {option} prints all")
 
 
 def fields(record: Record, shown: Mapping[str, Show]) -> None:
@@ -259,7 +259,7 @@ def failure(kind: str, message: str, context: Record, *, as_json: bool) -> None:
     text = [f"tidemark: {kind}: {printable(message)}"]
     text += [f"  {printable(_place(each))}: {printable(str(each['reason']))}" for each in reasons]
     if isinstance(rejected, list) and len(rejected) > len(reasons):
-        text.append(f"  … and {len(rejected) - len(reasons):,} more; --json prints all")
+        text.append(f"  … and {len(rejected) - len(reasons):,} more. --json prints all")
     if as_json:
         more = {"rejected": rejected} if "rejected" in context else {}
         json_line({"status": "failed", "error": kind, "message": message, **more})

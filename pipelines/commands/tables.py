@@ -80,7 +80,7 @@ def init(
         ignored = [name for name, value in given.items() if value]
         if ignored:
             advice = "Write the settings into the declaration, or give --schema"
-            raise InvalidInput(f"an option needs --schema: {', '.join(ignored)}. {advice}")
+            raise InvalidInput(f"{', '.join(ignored)} cannot be given without --schema. {advice}")
         _init_declared(uri, declaration, as_json=as_json)
         return
     if uri is None or declaration is not None:
@@ -152,7 +152,7 @@ def _made(table: Table, name: str | None, status: Status, *, as_json: bool) -> N
         said = {
             "created": f"made {label}",
             "exists": f"{label} exists already, at version {table.version}",
-            "changed": f"{label} exists already, its settings are changed at version {table.version}",
+            "changed": f"{label} exists already. Its settings were changed at version {table.version}",
         }
         output.line(said[status])
 
@@ -201,7 +201,8 @@ def _schema_of_names(data: bytes, file: Path) -> pa.Schema:
     document = declaration_file.parse_yaml(data, str(file), "a type for each column")
     if not isinstance(document.value, dict) or not document.value:
         raise InvalidInput(
-            f"{file}: expected a type for each column, such as `status: int!`. Write each column with its type"
+            f"{file}: the file is not a mapping of columns to types. Write each column with its type, such as "
+            "`status: int!`"
         )
     found = []
     for name, value in document.value.items():
@@ -217,7 +218,9 @@ def _schema_of_names(data: bytes, file: Path) -> pa.Schema:
 def _index(text: str) -> dict[str, object]:
     parts = text.split(":")
     if len(parts) != 3 or not all(parts):
-        raise InvalidInput(f"--index {text!r}: write NAME:KIND:COLUMNS, such as text:fulltext:request,agent")
+        raise InvalidInput(
+            f"--index {text!r} is not valid. Write NAME:KIND:COLUMNS, such as text:fulltext:request,agent"
+        )
     return {"name": parts[0], "kind": parts[1], "columns": parts[2].split(",")}
 
 
@@ -298,21 +301,19 @@ def _is_of(name: str, given: Mapping[str, str | None]) -> bool:
 def _assigned(text: str) -> tuple[str, str | None]:
     name, sign, value = text.partition("=")
     if not sign or not name:
-        raise InvalidInput(f"{text!r}: write NAME=VALUE, such as gc.retention=90d")
+        raise InvalidInput(f"{text!r} is not a setting with a value. Write NAME=VALUE, such as gc.retention=90d")
     return name.strip(), value.strip()
 
 
 def _bare(name: str) -> tuple[str, str | None]:
     if "=" in name:
-        raise InvalidInput(
-            f"{name!r}: unset takes only names of settings, because it restores their defaults. Leave the value out"
-        )
+        raise InvalidInput(f"{name!r} has a value, but unset restores the default. Give only the name of the setting")
     return name, None
 
 
 def _column(uri: str, change: str, what: Sequence[str], default: str | None, *, as_json: bool) -> None:
     if len(what) != len(_WORDS[change].split()):
-        raise InvalidInput(f"{change} takes {_WORDS[change]}, found {' '.join(what)}. Correct the arguments")
+        raise InvalidInput(f"{change} cannot use the arguments {' '.join(what)}. Give {_WORDS[change]}")
     table = open_table(uri)
     before = table.snapshot.metadata
     _change(table, change, what, default)
@@ -372,7 +373,7 @@ def _show_clone(done: Cloned, *, as_json: bool) -> None:
         output.json_line({"status": status, **asdict(done), "commit_id": done.commit_id or None})
         return
     if not done.commit_id:
-        output.line(f"{done.uri} is that clone already, nothing to do")
+        output.line(f"nothing to do, because {done.uri} is already this clone")
         return
     how = f"the tag {done.tag} keeps its files" if done.tag else f"{done.copied_bytes:,} bytes copied"
     output.line(
@@ -380,7 +381,7 @@ def _show_clone(done: Cloned, *, as_json: bool) -> None:
         f"{counted(done.splits, 'split')}, {how}"
     )
     if done.unmerged:
-        output.line(f"{counted(done.unmerged, 'record')} that are not merged yet are not in the clone")
+        output.line(f"{counted(done.unmerged, 'record')} that are not merged yet are missing in the clone")
 
 
 _NEW = "For a new table: "

@@ -606,13 +606,14 @@ class Catalog:
         with self._asking(table, limit) as (connection, known):
             if version < known.first_version:
                 raise SnapshotExpired(
-                    f"{known.uri}: the catalog contains the changes since version {known.first_version}, not since "
-                    f"{version}. Take all live splits, and the changes after version {known.head_version}",
+                    f"{known.uri}: the catalog has no changes before version {known.first_version}, so not since "
+                    f"{version}. Read all live splits, then the changes after version {known.head_version}",
                     first_version=known.first_version,
                 )
             if version > known.head_version:
                 raise NotFound(
-                    f"{known.uri}: the catalog contains versions up to {known.head_version}, not {version}. Refresh it",
+                    f"{known.uri}: the catalog has versions only up to {known.head_version}, not {version}. Refresh "
+                    "the catalog",
                     version=version,
                 )
             rows = self._rows(connection, changed(known.table_id, begin, limit))

@@ -360,8 +360,8 @@ def catalog_id(snapshot: Snapshot) -> str:
 def another_table(known: Known, found_id: str, place: str) -> InvalidInput:
     """Return the error for a URI with a table that differs from the catalog's entry for this URI."""
     return InvalidInput(
-        f"{known.uri}: the catalog {place} has the table {known.table_id} here, found {found_id}. If the table was "
-        f"replaced on purpose, run: tidemark catalog rebuild {known.uri} --url …",
+        f"{known.uri}: the catalog {place} has the table {known.table_id} at this location, but the table there is "
+        f"{found_id}. If the table was replaced on purpose, run: tidemark catalog rebuild {known.uri} --url …",
         uri=known.uri,
     )
 

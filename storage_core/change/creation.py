@@ -125,14 +125,14 @@ def widen_column(name: str, type_: ColumnType) -> ColumnChange:
             )
         if pa.types.is_date(field.type) and name in _partition_sources(snapshot):
             raise InvalidInput(
-                f"column {name!r} is a date that the table is partitioned by, and a timestamp has other partitions. "
-                "Create a table with the other type and copy the rows",
+                f"column {name!r} is a date in partition_by, and cannot become a timestamp, which has other "
+                "partitions. Create a table with the other type and copy the rows",
                 column=name,
             )
         if pa.types.is_date(field.type) and name in snapshot.config.primary_key:
             raise InvalidInput(
-                f"column {name!r} is a date in the primary key, and a timestamp has another hash. Create a table with "
-                "the other key and copy the rows",
+                f"column {name!r} is a date in the primary key, and cannot become a timestamp, which has another "
+                "hash. Create a table with the other key and copy the rows",
                 column=name,
             )
         return _with(schema, field.with_type(wider))
@@ -147,7 +147,7 @@ def relax_column(name: str) -> ColumnChange:
         field = _existing(schema, name)
         if name in snapshot.config.primary_key:
             raise InvalidInput(
-                f"column {name!r} is part of the primary key, which every row needs. Leave it as it is", column=name
+                f"column {name!r} is part of the primary key, so it must stay required. Leave it as it is", column=name
             )
         return _with(schema, field.with_nullable(nullable=True))
 
@@ -268,30 +268,28 @@ def declared_changes(
         if own is None and field.nullable:
             changes.append(add_column(field.name, field.type))
         elif own is None:
-            raise _undeclared(name, field, "it is new and required: declare it nullable")
+            raise _undeclared(name, field, "it is new and required. Declare it nullable")
         elif own.nullable != field.nullable:
-            advice = f"run {alter} relax-column {field.name}`" if field.nullable else "declare it nullable"
-            raise _undeclared(name, field, f"it is {_nullability(own)} in the table: {advice}")
+            advice = f"Run {alter} relax-column {field.name}`" if field.nullable else "Declare it nullable"
+            raise _undeclared(name, field, f"it is {_nullability(own)} in the table. {advice}")
         elif widens and may_widen(field.type, own.type):
             continue
         elif may_widen(field.type, own.type):
             kind = type_name(own.type)
-            raise _undeclared(name, field, f"it is {kind} in the table: declare it as {kind}")
+            raise _undeclared(name, field, f"it is {kind} in the table. Declare it as {kind}")
         elif own.type != field.type and not may_widen(own.type, field.type):
-            raise _undeclared(name, field, f"it is {type_text(own.type)} in the table: add a column of the other type")
+            raise _undeclared(name, field, f"it is {type_text(own.type)} in the table. Add a column of the other type")
         elif own.type != field.type:
             changes.append(widen_column(field.name, field.type))
     gone = next((each for each in found if each.name not in declared.names), None)
     if gone is not None and not gains:
-        do = f"declare it, or run {alter} drop-column {gone.name}` or {alter} rename-column {gone.name} …`"
-        raise _undeclared(name, gone, f"it is in the table and not declared: {do}")
+        do = f"Declare it, or run {alter} drop-column {gone.name}` or {alter} rename-column {gone.name} …`"
+        raise _undeclared(name, gone, f"it is in the table but not declared. {do}")
     return changes
 
 
 def _undeclared(name: str, field: pa.Field, why: str) -> InvalidInput:
-    message = (
-        f"the declaration of {name!r} differs from the existing table in columns: {field.name!r} cannot follow, {why}"
-    )
+    message = f"the declaration of {name!r} differs from the existing table in column {field.name!r}: {why}"
     return InvalidInput(message, changed=["columns"], column=field.name)
 
 

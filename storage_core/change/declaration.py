@@ -271,9 +271,12 @@ class TableDeclaration(_Settings):
         if landing is None or not {"columns", "time_column", "primary_key"} <= info.data.keys():
             return landing
         if info.data["primary_key"] and landing.changes not in (None, "apply"):
-            raise InvalidInput(f"a keyed table applies every change by key. Leave out `changes: {landing.changes}`")
+            raise InvalidInput(
+                f"a keyed table does not support `changes: {landing.changes}`, because it applies every change "
+                "by key. Leave it out"
+            )
         if landing.time_format is not None and info.data["time_column"] is None:
-            raise InvalidInput("time_format is the format of the time column. Declare a time_column, or leave it out")
+            raise InvalidInput("time_format needs a time_column. Declare a time_column, or leave time_format out")
         if "uri" in info.data and written_alike(info.data["uri"], landing.uri):
             reject_overlap(landing.uri, info.data["uri"], "the table")
         cls._require_readable_maps(landing, info.data)

@@ -327,8 +327,8 @@ def keeping_hand_regions(wanted: TableConfig, found: TableConfig) -> TableConfig
     """
     if found.regions_by_hand and not wanted.regions_by_hand:
         raise InvalidInput(
-            "regions_by_hand is true and cannot be set back, because readers would then miss rows in regions that "
-            "are named by hand. Write regions_by_hand: true, or create a table without it",
+            "regions_by_hand is true and cannot become false, because readers would then miss rows in manual "
+            "regions. Write regions_by_hand: true, or create a table without it",
             changed=["regions_by_hand"],
         )
     return wanted

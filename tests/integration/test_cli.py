@@ -343,7 +343,7 @@ def test_init_says_when_it_changes_a_table_that_exists(place: Path, run: Run) ->
     assert (changed["status"], changed["version"]) == ("changed", 1)
     assert run("init", "events", "--json").one["status"] == "exists"
     file.write_text(file.read_text().replace("90d", "91d"))
-    assert "its settings are changed at version 2" in run("init", "events").out
+    assert "Its settings were changed at version 2" in run("init", "events").out
 
 
 def test_tables_shows_a_table_that_cannot_be_read_as_a_line_with_its_reason_among_the_others(
@@ -792,7 +792,7 @@ def test_quarantine_counts_the_reasons_that_it_does_not_list_and_names_the_optio
     rejected = [RejectedLine("a.log", number, f"reason {number}", "x") for number in range(3)]
     write_quarantine(Table.open("warehouse/events").store, "a.log", 9, rejected)
     monkeypatch.setattr("pipelines.commands.output.MOST_TEXT_ROWS", 2)
-    assert run("quarantine", "events").out.endswith("\n… and 1 more; --all prints all\n")
+    assert run("quarantine", "events").out.endswith("\n… and 1 more. --all prints all\n")
     assert "reason 2" in run("quarantine", "events", "--all").out
 
 
@@ -877,7 +877,7 @@ def test_quarantine_shows_the_first_lines_and_rows_cut_and_how_many_more_there_a
         write_quarantine(store, file, 9, lines)
     output = run("quarantine", "events", "--show").out
     assert output.count("and 4,800 more characters") == 20
-    assert output.endswith("\n… and 10 more; --all prints all\n")
+    assert output.endswith("\n… and 10 more. --all prints all\n")
     assert run("quarantine", "events", "--show", "--all").out.count("x" * 5_000) == 30
     assert len(run("quarantine", "events", "--show", "--json").lines) == 30
 
@@ -930,7 +930,7 @@ def test_describe_shows_the_newest_windows_and_how_many_more_there_are(place: Pa
     output = run("describe", "events").out
     assert "2015-05-17T23:00" in output
     assert "2015-05-17T13:00" not in output
-    assert "… and 14 more; --all prints all" in output
+    assert "… and 14 more. --all prints all" in output
     assert "2015-05-17T00:00" in run("describe", "events", "--all").out
 
 

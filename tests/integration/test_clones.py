@@ -434,7 +434,7 @@ def test_the_command_makes_a_clone_and_says_what_keeps_it(tmp_path: Path, capfd:
         "tag": about["tag"],
     }
     assert main(["clone", source, new]) == 0
-    assert capfd.readouterr().out.endswith("is that clone already, nothing to do\n")
+    assert capfd.readouterr().out.endswith("is already this clone\n")
     assert main(["clone", source, f"{new}-deep", "--deep", "--version", "0"]) == 0
     assert capfd.readouterr().out.endswith("0 rows in 0 splits, 0 bytes copied\n")
 

@@ -142,7 +142,7 @@ def test_an_import_of_a_missing_folder_says_that_it_is_missing(capfd: pytest.Cap
 
 
 def test_options_of_a_new_table_need_a_schema(capfd: pytest.CaptureFixture[str]) -> None:
-    assert "an option needs --schema: --time-column, --index" in _err(
+    assert "--time-column, --index cannot be given without --schema" in _err(
         capfd, "init", "visits", "--time-column", "time", "--index", "words:fulltext:page"
     )
 

@@ -312,7 +312,7 @@ def test_columns_change_beside_partitions(request: pytest.FixtureRequest) -> Non
     table.widen_column("id", "bigint")
     table.rename_column("x", "y")
     table.add_column("x", pa.int64(), default=7)
-    with pytest.raises(InvalidInput, match="'day' is a date that the table is partitioned by"):
+    with pytest.raises(InvalidInput, match="'day' is a date in partition_by"):
         table.widen_column("day", "timestamp")
     table.append([{"id": each["id"], "day": each["day"], "y": "y", "x": 1} for each in rows])
     assert {*map(repr, found.values())} == {repr(dict(add.partitionValues)) for add in table.snapshot.splits.values()}

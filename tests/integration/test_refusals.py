@@ -195,7 +195,7 @@ REFUSED: dict[Callable[[], Table], list[tuple[Act, str]]] = {
     _keyed: [
         (lambda t: t.rename_column("id", "key"), "'id' cannot be renamed: it is part of the primary key. Create a"),
         (lambda t: t.drop_column("day"), "'day' cannot be dropped: it is part of the primary key. Create a table"),
-        (lambda t: t.relax_column("id"), "'id' is part of the primary key, which every row needs"),
+        (lambda t: t.relax_column("id"), "'id' is part of the primary key, so it must stay required"),
         (lambda t: t.widen_column("day", "timestamp"), "is a date in the primary key, .* Create a table"),
         (lambda t: t.rename_column("tags", "labels"), "it is named in map_columns, .* Write whole values"),
         (lambda t: t.overwrite([_row(1, day=AT.date())], "true"), "a keyed table cannot be overwritten, .*."),
@@ -213,11 +213,11 @@ REFUSED: dict[Callable[[], Table], list[tuple[Act, str]]] = {
     ],
     _one: [(lambda t: t.drop_column("a"), "'a' is the only column of the table. Add another column first")],
     _first: [
-        (_declare({**COLUMNS, "new": "int!"}), "'new' cannot follow, it is new and required: declare it"),
-        (_declare({"id": "int", "n": "short"}), "'id' cannot follow, it is required in the table: run `tidemark"),
-        (_declare({"id": "int!", "n": "short!"}), "'n' cannot follow, it is nullable in the table: declare it"),
-        (_declare({"id": "int!", "n": "string"}), "'n' cannot follow, it is int16 in the table: add a column"),
-        (_declare({"id": "int!"}), "'n' cannot follow, it is in the table and not declared: declare it, or run `"),
+        (_declare({**COLUMNS, "new": "int!"}), "column 'new': it is new and required. Declare it"),
+        (_declare({"id": "int", "n": "short"}), "column 'id': it is required in the table. Run `tidemark"),
+        (_declare({"id": "int!", "n": "short!"}), "column 'n': it is nullable in the table. Declare it"),
+        (_declare({"id": "int!", "n": "string"}), "column 'n': it is int16 in the table. Add a column"),
+        (_declare({"id": "int!"}), "column 'n': it is in the table but not declared. Declare it, or run `"),
     ],
 }  # fmt: skip
 

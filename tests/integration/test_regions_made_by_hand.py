@@ -165,7 +165,7 @@ def test_a_table_without_the_setting_refuses_a_name_until_it_is_altered_and_then
     table.alter({"regions_by_hand": True})
     put(table, "a", {1: "by hand"})
     assert seen(before) == {1: "by hand"}, "a reader from before looks again"
-    with pytest.raises(InvalidInput, match="cannot be set back"):
+    with pytest.raises(InvalidInput, match="cannot become false"):
         table.alter({"regions_by_hand": None})
     with pytest.raises(InvalidInput, match="not empty"):
         table.writer(region="")

@@ -72,7 +72,7 @@ def test_rows_are_bounded_unless_everything_is_wanted(capsys: pytest.CaptureFixt
     rows = pa.table({"n": range(1_200), "text": ["y" * 201] * 1_200})
     output.rows(rows, as_json=False)
     cut = capsys.readouterr().out.splitlines()
-    assert cut[-2:] == ["1,200 rows", "… and 200 more; --all prints all"]
+    assert cut[-2:] == ["1,200 rows", "… and 200 more. --all prints all"]
     assert "y" * 201 not in "".join(cut)
     output.rows(rows, as_json=False, everything=True)
     printed = capsys.readouterr().out
@@ -83,9 +83,9 @@ def test_rows_are_bounded_unless_everything_is_wanted(capsys: pytest.CaptureFixt
 def test_a_list_of_objects_is_bounded_for_people_and_whole_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     found = [{"path": str(n)} for n in range(3_000)]
     output.records(found, {"path": output.cell}, as_json=False, nothing="", most=10, more="--all")
-    assert capsys.readouterr().out.endswith(" 9\n… and 2,990 more; --all prints all\n")
+    assert capsys.readouterr().out.endswith(" 9\n… and 2,990 more. --all prints all\n")
     output.records(iter(found), {"path": output.cell}, as_json=False, nothing="")
-    assert capsys.readouterr().out.endswith("… and 2,000 more; --json prints all\n")
+    assert capsys.readouterr().out.endswith("… and 2,000 more. --json prints all\n")
     output.records(found, {"path": output.cell}, as_json=True, nothing="", most=10)
     assert len(capsys.readouterr().out.splitlines()) == 3_000
 

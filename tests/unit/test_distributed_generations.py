@@ -114,9 +114,7 @@ def test_of_two_distributors_with_one_plan_the_later_one_conflicts_and_the_fence
     table = KeyedTable(MemoryStore("planes")).create()
     early = take_turn(table)
     distribute(table, puts(a=1), 0, 2)
-    with pytest.raises(
-        CommitConflict, match="up to 2 are distributed, but this plan was made when they were distributed up to 0"
-    ):
+    with pytest.raises(CommitConflict, match=r"now distributed up to 2\. This plan begins after 0"):
         distribute(table, puts(a=1), 0, 3)
     stretch = [Stretch(writer=WRITER, after=0, last=2)]
     with pytest.raises(WriterFenced):

@@ -412,8 +412,8 @@ def finish(
 def _require_start(region: str, stretch: Stretch, recorded: int) -> None:
     if recorded != stretch.after:
         raise CommitConflict(
-            f"region {region}: chunks of raw log writer {stretch.writer} up to {recorded} are distributed, but this "
-            f"plan was made when they were distributed up to {stretch.after}. Plan again",
+            f"region {region}: chunks of raw log writer {stretch.writer} are now distributed up to {recorded}. This "
+            f"plan begins after {stretch.after}. Plan again",
             region=region,
             expected=stretch.after,
             found=recorded,
