@@ -175,7 +175,7 @@ def history(
     at: At = None,
     as_json: Json = False,
 ) -> None:
-    """List the retained versions, with the newest version first.
+    """List the retained versions, newest first.
 
     Example: tidemark history clicks --limit 10
     """
@@ -392,7 +392,7 @@ _PAUSE_MS = 500
 
 
 def regions(uri: Uri, *, as_json: Json = False) -> None:
-    """List the regions of a keyed table, and their unmerged data.
+    """List the regions of a keyed table and their new data.
 
     Example: tidemark regions planes
     """

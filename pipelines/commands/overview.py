@@ -147,7 +147,7 @@ def alerts(
     test: Annotated[bool, typer.Option("--test", help="Send a test alert to each receiver.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List the receivers of alerts about failures and late tables.
+    """List the receivers of alerts about failures and delays.
 
     The file alerts.yaml, next to the folder tables, declares the receivers. With --test, the command sends a test
     alert. The exit code is then 5 if a receiver did not accept the alert. It is 2 if there is no receiver.

@@ -415,7 +415,7 @@ def recall(
     at: At = None,
     as_json: Json = False,
 ) -> None:
-    """Measure how many of the nearest rows a vector search finds.
+    """Measure how many of the nearest rows a search finds.
 
     The command searches for the nearest rows of some embeddings from the table. It compares each result with the exact
     result over all rows.

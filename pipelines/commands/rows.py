@@ -254,7 +254,7 @@ def overwrite(
     application: Application = None,
     as_json: Json = False,
 ) -> None:
-    """Replace the rows that meet a condition by the rows of a file.
+    """Replace rows that meet a condition by rows of a file.
 
     One commit removes and adds the rows. Each row of the file must meet the condition too. Otherwise, the command
     changes nothing.
@@ -353,7 +353,7 @@ def quarantine(
     everything: Everything = False,
     as_json: Json = False,
 ) -> None:
-    """Summarize the rows that a table did not accept, with reasons. Show, export, retry or remove them.
+    """Summarize the rejected rows of a table, with reasons. Show, export, retry or remove them.
 
     The quarantine contains invalid lines of landed files, and late rows that the table does not accept. The summary has
     one line per reason, source and day. Each line has up to three samples.

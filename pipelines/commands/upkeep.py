@@ -257,7 +257,7 @@ def publish(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Publish the newest versions in the format of Delta or Iceberg.
+    """Publish the newest versions as Delta or Iceberg.
 
     Programs that read Delta or Iceberg can then read the table. The command rewrites no row. It writes metadata next to
     the table, and this metadata refers to the same files. After changes, run the command again. You can also declare

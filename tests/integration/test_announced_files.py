@@ -408,7 +408,7 @@ def test_two_declared_tables_cannot_have_the_same_queue(place: AnnouncedPlace, t
     (folder / "b.yaml").write_text(body.replace('"events"', '"others"').replace(place.table_uri, f"{tmp_path}/other"))
     declared = read_tables(folder)
     (problem,) = declared.problems
-    assert "the queue of" in problem.message
+    assert "the queue already belongs to" in problem.message
     assert "a.yaml" in problem.message
     assert [each.declaration.name for each in declared.tables] == ["events"]
 

@@ -100,7 +100,7 @@ def test_sql_asks_the_four_questions_and_anything_that_changes_nothing(
     [
         (["refresh"], "the URL of the catalog is missing"),
         (["check", "--url", URL], "the catalog does not exist"),
-        (["sql", "--url", "sqlite:///made.db"], "Ask one of"),
+        (["sql", "--url", "sqlite:///made.db"], "Give one of"),
         (["sql", "candidates", "--url", "sqlite:///made.db"], "the table is missing"),
         (["sql", "changes", "events", "--url", "sqlite:///made.db"], "--since VERSION"),
         (["sql", "between", "events", "--from", "soon", "--url", "sqlite:///made.db"], "is not a time"),

@@ -103,7 +103,7 @@ def test_a_log_that_was_put_back_is_loaded_again_whether_it_went_on_or_not(catal
     for number in range(3):
         table.append({"n": -number})
     found = catalog.refresh(table.uri)
-    assert (found.outcome, found.reason) == ("loaded", "its version 4 is a different commit now")
+    assert (found.outcome, found.reason) == ("loaded", "version 4 of the table is a different commit now")
     assert is_right(catalog, table.uri, 5)
 
 
@@ -116,7 +116,7 @@ def test_a_table_that_was_moved_is_known_by_its_id_and_a_copy_is_refused(catalog
         catalog.refresh(new)
     assert [each.uri for each in catalog.tables()] == [table.uri]
     shutil.rmtree(tmp_path / "old")
-    assert catalog.refresh(new, name="second").reason == f"it was at {table.uri}"
+    assert catalog.refresh(new, name="second").reason == f"the table was at {table.uri}"
     assert [(each.name, each.uri) for each in catalog.tables()] == [("second", new)]
     shutil.copytree(tmp_path / "new", tmp_path / "third")
     third = tm.Table.open(str(tmp_path / "third")).uri
@@ -141,7 +141,7 @@ def test_clones_are_tables_of_their_own_beside_their_source(catalog: Catalog, tm
         assert catalog.rebuild(uri).outcome == "loaded"
     shutil.move(tmp_path / "deep", tmp_path / "moved")
     moved = tm.Table.open(str(tmp_path / "moved")).uri
-    assert catalog.refresh(moved).reason == f"it was at {places[3]}"
+    assert catalog.refresh(moved).reason == f"the table was at {places[3]}"
     assert len(catalog.tables()) == 4
 
 
@@ -364,11 +364,11 @@ RIGHTS = {
     "SUPERUSER": "is a superuser",
     "CREATEROLE": "has CREATEROLE",
     "REPLICATION": "has REPLICATION",
-    "IN ROLE pg_read_server_files": "as pg_read_server_files, which reaches",
-    "IN ROLE pg_write_server_files": "as pg_write_server_files, which reaches",
-    "IN ROLE pg_execute_server_program": "as pg_execute_server_program, which reaches",
-    "NOINHERIT IN ROLE pg_signal_backend": "as pg_signal_backend, which reaches",
-    "NOINHERIT IN ROLE postgres": "may act as postgres, which is a superuser",
+    "IN ROLE pg_read_server_files": "the role pg_read_server_files, which reaches",
+    "IN ROLE pg_write_server_files": "the role pg_write_server_files, which reaches",
+    "IN ROLE pg_execute_server_program": "the role pg_execute_server_program, which reaches",
+    "NOINHERIT IN ROLE pg_signal_backend": "the role pg_signal_backend, which reaches",
+    "NOINHERIT IN ROLE postgres": "has the role postgres, which is a superuser",
 }
 
 
@@ -409,7 +409,7 @@ def test_a_session_of_a_superuser_that_has_lower_rights_for_now_sends_no_questio
             connection.commit()
 
         catalog.database.engine.dispose()
-        with pytest.raises(InvalidInput, match="may act as postgres, which is a superuser"):
+        with pytest.raises(InvalidInput, match="has the role postgres, which is a superuser"):
             catalog.sql("SELECT 1")
 
 

@@ -125,7 +125,7 @@ def test_a_file_that_a_table_cannot_follow_stops_the_command_by_name_only(run: R
     for more in ([], ["--dry-run"]):
         code, said, _ = run("compact", "clicks", *more)
         assert (code, said["error"]) == (2, "invalid_input")
-        assert "the declaration of 'clicks' differs from the existing table in columns" in said["message"]
+        assert "the declaration of 'clicks' differs from the existing table in column 'n'" in said["message"]
     assert run("compact", "./warehouse/clicks")[0] == 0
 
 

@@ -423,7 +423,7 @@ def test_two_catch_ups_of_one_plan_commit_once(rows: list[Row]) -> None:
     plan = catch_up.plan(table.snapshot, "text")
     first, second = ([catch_up.execute(table.store, work, ids=table.ids) for work in plan.work] for _ in range(2))
     table.log.commit(table.snapshot, plan.actions(first), operation="CATCH UP")
-    with pytest.raises(CommitConflict, match="covered by"):
+    with pytest.raises(CommitConflict, match="already covers the split"):
         table.log.commit(table.snapshot, plan.actions(second), operation="CATCH UP")
 
 

@@ -89,7 +89,7 @@ def test_a_dry_run_refuses_what_the_run_would_refuse(tmp_path: Path, declared: I
     Table.declare(load(path))
     text = path.read_text()
     path.write_text(text.replace("  text: string", "  text: int"))
-    with pytest.raises(InvalidInput, match="differs from the existing table in columns"):
+    with pytest.raises(InvalidInput, match="differs from the existing table in column"):
         run(declared, Spark())
     path.write_text(text.replace("window: 15m", ""))
     with pytest.raises(InvalidInput, match="Windows cannot be added or removed later"):

@@ -28,7 +28,7 @@ def test_an_unknown_mode_of_debt_is_refused(mode: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("statement", ["select '\ud800'", "\ud800", 'select 1 as "\udfff"'])
 def test_a_statement_of_a_catalog_with_half_a_character_is_refused(statement: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="a character that UTF-8 does not have"):
+    with pytest.raises(InvalidInput, match="a character that UTF-8 cannot encode"):
         tm.open_catalog(f"sqlite:///{tmp_path}/c.db").sql(statement)
 
 

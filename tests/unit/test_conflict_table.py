@@ -307,7 +307,7 @@ def test_a_removed_split_comes_back_as_it_was_with_its_vector_or_without(log: Tr
     ("add", "named"),
     [
         (vector("a", 10), "contains row 10, but the split has 10 rows"),
-        (replace(vector("a", 1, 2), numRecords=1), "covers 2 rows of 1"),
+        (replace(vector("a", 1, 2), numRecords=1), "has 2 rows, but the split has 1"),
         (replace(vector("a"), deletionVector=replace(inline([1]), xxh3="0" * 16)), "expected xxh3-64 0000000000000000"),
         (replace(vector("a"), deletionVector=replace(inline([1]), cardinality=2)), "expected 2 rows, found 1"),
         (replace(vector("a"), deletionVector=replace(inline([1]), size=10_000_000_000)), "expected 10000000000 bytes"),

@@ -243,7 +243,7 @@ def test_the_declared_tables_of_the_repository_load() -> None:
         ("2024-01-02T00:00", "2023-01-02T00:00", "tables/events.yaml:20: field `partitions`: end must come after"),
         ("2024-01-02T00:00", "tomorrow", "tables/events.yaml:20: field `partitions.end`: 'tomorrow' is not a time"),
         ("7 * * * *", "hourly", "tables/events.yaml:22: field `schedule.compact`: 'hourly' is not a cron line"),
-        ("7 * * * *", "61 * * * *", "tables/events.yaml:22: field `schedule.compact`: '61' is not the minute of a"),
+        ("7 * * * *", "61 * * * *", "tables/events.yaml:22: field `schedule.compact`: '61' is not a valid minute of a"),
         ("7 * * * *", "0 0 31 2 *", "tables/events.yaml:22: field `schedule.compact`: '0 0 31 2 *' is a cron line"),
         ('"7 * * * *"', "7", "tables/events.yaml:22: field `schedule.compact`: '7' is not a cron line"),
         ("horizon: 2d", "horizon: -1", "tables/events.yaml:24: field `gc.horizon`:"),

@@ -46,7 +46,7 @@ def test_a_window_is_named_by_its_start() -> None:
 
 @pytest.mark.parametrize("text", ["2026-01-01T10:07", str(TEN + 420), "2026-01-01T11:07+01:00"])
 def test_a_time_inside_a_window_is_refused_with_the_window_that_holds_it(text: str) -> None:
-    with pytest.raises(InvalidInput, match=r"starts at 2026-01-01T10:07. .* is 2026-01-01T10:00: windows"):
+    with pytest.raises(InvalidInput, match=r"starts at 2026-01-01T10:07. .* Give 2026-01-01T10:00, the window"):
         window_range(text).require_fits(HOUR)
 
 

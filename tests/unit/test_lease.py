@@ -102,7 +102,7 @@ def test_a_live_lease_is_held_also_against_a_second_start_of_the_same_run(store:
         again.acquire()
     again.clock.now += 1
     assert again.acquire().token == 2
-    with pytest.raises(Fenced, match="the lease with token 1 is lost, run-1 has 2"):
+    with pytest.raises(Fenced, match="the lease with token 1 is lost, because run-1 has token 2"):
         lease.require_held()
 
 

@@ -224,7 +224,7 @@ def test_a_split_that_the_collector_is_about_to_delete_does_not_come_back(
     key = split("a").path
     due = Candidate(key=key, reason=Reason.REMOVED_SPLIT, size=4, first_seen_ms=0, since_version=head.version)
     write_plan(store, read_plan(store), {key: due}, nonce="n")
-    with pytest.raises(SnapshotExpired, match="or will be"):
+    with pytest.raises(SnapshotExpired, match="or planned for collection"):
         run(log, old)
     assert log.snapshot() == head
 
