@@ -80,11 +80,11 @@ def test_a_table_with_neither_has_no_order() -> None:
     [
         (
             TableConfig(time_column="at", sort_schema="status__s|timestamp/V2"),
-            "'status' as string, and the table has int32",
+            "'status' as string, but the column has the type int32",
         ),
         (
             TableConfig(time_column="at", sort_schema="path__i|timestamp/V2"),
-            "'path' as int64, and the table has string",
+            "'path' as int64, but the column has the type string",
         ),
         (TableConfig(time_column="at", sort_schema="status__nf|timestamp/V2"), "declares 'status' as float64"),
         (TableConfig(time_column="at", sort_schema="host|timestamp/V2"), "'host'"),
