@@ -197,7 +197,7 @@ def test_what_a_tag_protects_is_named_until_it_is_dropped() -> None:
     report = made.report()
     assert not report.is_clean
     assert {(each.by, each.tag, each.version) for each in report.held} == {(KeptBy.TAG, "audit", tag.version)}
-    assert "remove the tag" in report.held[0].why
+    assert "Remove the tag" in report.held[0].why
     made.opened().untag("audit")
     _retained(made)
     assert made.report().is_clean
@@ -224,7 +224,9 @@ def test_a_chunk_that_is_not_distributed_yet_is_named_and_its_rows_are_forgotten
 def test_a_raw_log_that_nobody_named_keeps_the_report_from_being_clean() -> None:
     made = _appended()
     held = made.opened().forget(WHERE).report.held
-    writers = {each.why.split()[-3] for each in held if each.by is KeptBy.RAW_LOG and each.kind == "raw_log"}
+    writers = {
+        each.why.split()[-5].removesuffix(").") for each in held if each.by is KeptBy.RAW_LOG and each.kind == "raw_log"
+    }
     assert writers == {f"{each}:" for each in unknown_writers(made.opened().snapshot, [])} != set()
 
 

@@ -79,7 +79,10 @@ def test_restore_takes_a_tag_or_a_time_too(run: Run, uri: str) -> None:
 
 
 def test_restore_text_is_a_sentence(capsys: pytest.CaptureFixture[str], uri: str) -> None:
-    assert said(capsys, "restore", uri, "--to", "2") == "version 4 is version 2 again: 0 splits back, 1 out\n"
+    assert (
+        said(capsys, "restore", uri, "--to", "2")
+        == "version 4 has the content of version 2: 0 splits added, 1 removed\n"
+    )
     assert (
         said(capsys, "restore", uri, "--to", "2")
         == "nothing to do, because the table already has the content of version 2\n"

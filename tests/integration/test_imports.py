@@ -182,7 +182,7 @@ def test_uuids_and_json_are_imported_from_a_folder_as_from_a_query(tmp_path: Pat
 def test_columns_in_the_names_of_folders_are_not_lost_silently(tmp_path: Path) -> None:
     (tmp_path / "lake" / "day=1").mkdir(parents=True)
     pq.write_table(pa.table({"n": [1]}), tmp_path / "lake" / "day=1" / "a.parquet")
-    with pytest.raises(tm.errors.InvalidInput, match="its folder is 'day=1', and the file has no column 'day'"):
+    with pytest.raises(tm.errors.InvalidInput, match="its folder is 'day=1', but the file has no column 'day'"):
         tm.Table.import_from(str(tmp_path / "table"), tmp_path / "lake")
 
 
@@ -258,7 +258,9 @@ def test_a_delta_table_that_spark_wrote_comes_without_the_rows_that_its_vectors_
 
 def test_a_folder_is_no_delta_table_and_has_no_versions(tmp_path: Path) -> None:
     land(tmp_path / "lake", 1)
-    with pytest.raises(tm.errors.InvalidInput, match="version 3: a folder of Parquet files has no versions"):
+    with pytest.raises(
+        tm.errors.InvalidInput, match="version 3 cannot be given, because a folder of Parquet files has no versions"
+    ):
         tm.Table.import_from(str(tmp_path / "table"), tmp_path / "lake", version=3)
 
 

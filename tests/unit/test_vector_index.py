@@ -554,7 +554,7 @@ def test_forged_files_give_rows_of_the_split_or_a_typed_error() -> None:
 
 def test_a_segment_over_other_rows_or_with_other_files_is_refused() -> None:
     _, files = small()
-    with pytest.raises(Corrupt, match="over 40 rows, expected 41"):
+    with pytest.raises(Corrupt, match="covers 40 rows, expected 41"):
         vector.check(files, definition(), rows=41, where=WHERE)
     with pytest.raises(Corrupt, match="its files are"):
         vector.check({**files, "more.bin": b""}, definition(), rows=40, where=WHERE)
