@@ -180,7 +180,7 @@ REFUSED: dict[Callable[[], Table], list[tuple[Act, str]]] = {
         (lambda _: tm.expr("*"), "only its own row"),
         (lambda _: tm.expr("unnest([1, 2])"), "only its own row"),
         (lambda _: tm.expr("read_text('/etc/passwd')"), "the function read_text is not allowed. Use"),
-        (lambda t: t.overwrite([_row(5), _row(500)], "n < 100"), "row 1 does not meet the condition .* Give a condition"),
+        (lambda t: t.overwrite([_row(5), _row(500)], "n < 100"), "1 does not meet the condition .* Give a condition"),
         (lambda t: t.overwrite([_row(5)], None), "overwrite needs a condition. Give one"),
         (lambda t: t.overwrite([{"nope": 1}], "true"), "unknown column 'nope'"),
         (lambda t: t.upsert([_row(5), _row(6), _row(5)], on="n"), "row 2 has the same n 5 as an earlier row. Leave"),

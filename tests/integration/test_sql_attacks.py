@@ -551,7 +551,7 @@ def test_a_text_that_is_nested_too_deep_is_refused(table: Table, kind: int, dept
         lambda: table.scan(filter=text),
         lambda: table.explain(f"select * from t where {text}"),
     ):
-        with pytest.raises(InvalidInput, match=r"nested more than 100 deep|at most 200000 characters|words and signs"):
+        with pytest.raises(InvalidInput, match=r"nested more than 100 deep|The limit is 200000|words and signs"):
             attack()
 
 
@@ -566,7 +566,7 @@ def test_a_text_that_is_nested_too_deep_is_refused(table: Table, kind: int, dept
 )
 def test_a_text_that_is_too_long_is_refused_before_it_is_parsed(table: Table, text: str) -> None:
     for attack in (lambda: table.sql(f"select * from t where {text}"), lambda: table.scan(filter=text)):
-        with pytest.raises(InvalidInput, match="has at most"):
+        with pytest.raises(InvalidInput, match="The limit is"):
             attack()
 
 
@@ -723,7 +723,7 @@ def test_a_filter_of_columns_may_be_a_long_chain(table: Table) -> None:
     assert table.scan(filter=functools.reduce(operator.and_, [~each for each in chosen])).to_arrow().num_rows == 5
     for made in list(nested_filters(90)):
         assert table.scan(filter=made()).to_arrow().num_rows <= 10
-    with pytest.raises(InvalidInput, match="at most 10000 conditions"):
+    with pytest.raises(InvalidInput, match="more than 10000 conditions"):
         functools.reduce(operator.or_, [col("a") == 1] * 10_001)
 
 
