@@ -349,7 +349,7 @@ def test_a_gap_between_progress_and_generations_stops_the_merge() -> None:
     snapshot = table.snapshot
     (work,) = merge.plan(table.store, snapshot)
     region = work.region
-    with pytest.raises(Corrupt, match=r"\[3, 4\] is next"):
+    with pytest.raises(Corrupt, match=r"expected \[3, 4\] after"):
         merge._require_consecutive(region, 2, [*work.generations])
 
 
