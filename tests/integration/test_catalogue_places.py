@@ -213,7 +213,8 @@ def test_a_database_of_another_table_is_refused_until_it_is_made_again(catalog: 
     other = made(tmp_path / "t", 5)
     for ask in (lambda: catalog.refresh(other.uri), lambda: catalog["t"]):
         with pytest.raises(
-            InvalidInput, match=rf"has the table .*, found {other.snapshot.table_id}\. If the table was replaced"
+            InvalidInput,
+            match=rf"has the table .*, but the table there is {other.snapshot.table_id}\. If the table was replaced",
         ):
             ask()
     assert catalog.check("t").shown[0].endswith(f"in the log {other.snapshot.table_id}")
@@ -479,7 +480,7 @@ def test_a_page_has_rows_and_says_of_which_version(catalog: Catalog, tmp_path: P
     table = made(tmp_path / "t", 2)
     catalog.refresh(table.uri)
     assert catalog.changes_since(table.uri, 2, limit=1).version == 2
-    with pytest.raises(NotFound, match=r"the catalog contains versions up to 2, not 99. Refresh it"):
+    with pytest.raises(NotFound, match=r"the catalog has versions only up to 2, not 99. Refresh"):
         catalog.changes_since(table.uri, 99)
     for unknown in ("nope = 1", tm.col("nope") == 1, "n = 1 and lower(nope) = 'x'"):
         with pytest.raises(InvalidInput, match=r"unknown column 'nope'. The table has n"):

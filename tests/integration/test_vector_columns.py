@@ -308,8 +308,8 @@ def compact(table: Table) -> None:
 # Refusals on write.
 
 BAD: Mapping[str, tuple[object, str]] = {
-    "short": ([1.0, 2.0], "expected 3"),
-    "long": ([1.0, 2.0, 3.0, 4.0], "expected 3"),
+    "short": ([1.0, 2.0], "has the wrong length. Give 3 numbers"),
+    "long": ([1.0, 2.0, 3.0, 4.0], "has the wrong length. Give 3 numbers"),
     "text": ("1,2,3", "vector\\(3\\)"),
     "text inside": ([1.0, "2", 3.0], "vector\\(3\\)"),
     "truth inside": ([1.0, True, 3.0], "would become"),
@@ -320,11 +320,11 @@ BAD: Mapping[str, tuple[object, str]] = {
     "number": (5.0, "vector\\(3\\)"),
     "zero": ([0.0, -0.0, 0.0], "the vector is zero"),
     "bytes": (b"abc", ": a vector has the type bytes. Give a list or an array of numbers"),
-    "bytes that change": (bytearray(b"abc"), "found bytearray"),
-    "a view of bytes": (memoryview(b"abc"), "found memoryview"),
-    "a set": ({1.0, 2.0, 3.0}, "found set"),
-    "a set that stays": (frozenset({1.0, 2.0, 3.0}), "found frozenset"),
-    "a range": (range(3), "found range"),
+    "bytes that change": (bytearray(b"abc"), "a vector has the type bytearray"),
+    "a view of bytes": (memoryview(b"abc"), "a vector has the type memoryview"),
+    "a set": ({1.0, 2.0, 3.0}, "a vector has the type set"),
+    "a set that stays": (frozenset({1.0, 2.0, 3.0}), "a vector has the type frozenset"),
+    "a range": (range(3), "a vector has the type range"),
 }
 GOOD: Mapping[str, object] = {
     "a list": [1, 2, 3],
