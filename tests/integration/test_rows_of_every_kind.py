@@ -190,7 +190,7 @@ def test_times_inside_of_structs_lists_and_maps_are_utc_without_a_zone(tmp_path:
     first, second = _rows(table)
     assert first == second
     assert first["s"]["t"] == dt.datetime(2026, 11, 1, tzinfo=dt.UTC)
-    with pytest.raises(InvalidInput, match=r"\(row 0\): '2026-11-01' in s\.t is text\. Write .* datetime values"):
+    with pytest.raises(InvalidInput, match=r"\(row 0\): '2026-11-01' in s\.t is text\. Give .* datetime values"):
         table.append([{"s": {"t": "2026-11-01"}}])
 
 
