@@ -72,7 +72,7 @@ def test_each_version_that_can_be_shown_is_a_delta_version(story: Story) -> None
     assert len(story.versions) > 50
     assert sorted({*range(1, newest + 1)} - {*story.versions}) == sorted(story.waited)
     assert "have the default of column 'level' only in the log" in story.waited[25]
-    assert "has int32 in column 'n', the table int64" in story.waited[37]
+    assert "has int32 in column 'n', but the table has int64" in story.waited[37]
 
 
 def test_delta_rs_finds_the_same_rows_at_every_version(story: Story) -> None:
@@ -422,7 +422,7 @@ def test_a_table_on_s3_is_read_as_delta_there(s3_server: S3Server, tmp_path: Pat
     ("change", "column", "reason"),
     [
         (lambda table: table.add_column("c", "int", default=5), "c", "2 splits have the default of column 'c'"),
-        (lambda table: table.widen_column("a", "long"), "a", "has int32 in column 'a', the table int64"),
+        (lambda table: table.widen_column("a", "long"), "a", "has int32 in column 'a', but the table has int64"),
         (
             lambda table: table.widen_column("d", "timestamp"),
             "d",
