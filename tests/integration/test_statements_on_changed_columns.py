@@ -342,7 +342,7 @@ def test_settings_name_columns_as_the_table_calls_them_now(tmp_path: Path) -> No
         InvalidInput, match="sort schema cannot use the column 'number', because its name in splits is 'n'"
     ):
         table.alter({"sort_schema": "number__i|timestamp/V2"})
-    with pytest.raises(InvalidInput, match="'text', the name of an earlier column"):
+    with pytest.raises(InvalidInput, match="'text', because an earlier column had this name"):
         table.alter({"indexes": [{"name": "t", "kind": "fulltext", "columns": ["text"]}]})
     for name in ("n", "nothing"):
         with pytest.raises(InvalidInput, match=f"bloom_filters: unknown column '{name}'"):
