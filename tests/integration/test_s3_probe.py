@@ -114,7 +114,7 @@ def test_a_server_that_redirects_proves_nothing_and_is_told_from_one_that_lacks_
 
 def test_no_table_is_made_behind_a_front_that_drops_metadata(s3_server: S3Server, uri: str) -> None:
     s3_server.front.ignore(WRITE_ID_HEADER)
-    with pytest.raises(Unsupported, match="metadata: the user metadata of a write did not come back") as refused:
+    with pytest.raises(Unsupported, match="metadata: the user metadata of a write was not returned") as refused:
         Table.create(uri, SCHEMA)
     assert refused.value.context["missing"] == ["metadata"]
     assert list(open_store(uri).list("")) == []
