@@ -227,7 +227,7 @@ def test_a_raw_log_that_nobody_named_keeps_the_report_from_being_clean() -> None
     writers = {
         each.why.split()[-5].removesuffix(").") for each in held if each.by is KeptBy.RAW_LOG and each.kind == "raw_log"
     }
-    assert writers == {each for each in unknown_writers(made.opened().snapshot, [])} != set()
+    assert writers == set(unknown_writers(made.opened().snapshot, [])) != set()
 
 
 def test_forgetting_again_changes_nothing() -> None:
