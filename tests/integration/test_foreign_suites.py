@@ -170,7 +170,7 @@ REASONS: Sequence[str] = (
         f"the file cannot be used: {fault}. Land the whole file again under a new name"
         for fault in (
             "its JSON array is never closed, so the file is not complete",
-            "a bracket at or after record [0-9]+ closes nothing, so the file has no valid JSON",
+            "a closing bracket at or after record [0-9]+ has no opening bracket, so the file is not valid JSON",
             "it is UTF-16 text. Declare `encoding: utf-16` in `landing`, or write it as UTF-8",
             "it is a zip archive. Land its files one by one",
             "it is an ORC file",
@@ -179,7 +179,7 @@ REASONS: Sequence[str] = (
             "its Avro schema is not a record",
             "its Avro schema cannot be used. It is invalid, too deep, or has a type inside itself",
             "its Avro record has no fields. Write records with fields",
-            "the record is a union of [0-9]+ types, which tables do not hold. Write one type",
+            "the record is a union of [0-9]+ types, which tables do not support. Write one type",
         )
     ),
 )

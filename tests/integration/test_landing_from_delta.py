@@ -232,7 +232,7 @@ def test_columns_follow_those_of_the_delta_table(tmp_path: Path, delta: DeltaSpa
     assert rows(tmp_path, "rows") == sorted(expected, key=repr)
 
     delta.sql(f"ALTER TABLE {place} RENAME COLUMN name TO title", f"INSERT INTO {place} VALUES (4, 'd', 4, NULL)")
-    with pytest.raises(InvalidInput, match=r"'name' of the Delta table is called 'title' now. .*-column name title`"):
+    with pytest.raises(InvalidInput, match=r"'name' of the Delta table was renamed to 'title'. .*-column name title`"):
         delta.ingest(file)
     Table.open(str(tmp_path / "rows")).rename_column("name", "title")
     delta.ingest(declared(tmp_path, text.replace("name: string", "title: string"), "apply"))
