@@ -82,9 +82,7 @@ class TablePlan:
         what = f"{counted(len(self.splits), 'split')} ({self.whole_splits:,} whole)"
         what += f", {counted(self.row_groups, 'row group')}, {counted(self.read_bytes, 'byte')}"
         read = f"  reads {what}, by {counted(self.requests, 'request')}: {', '.join(self.columns) or 'no column'}"
-        newer = (
-            [f"  applies {counted(self.newer_records, 'record')} that are not merged yet"] if self.newer_records else []
-        )
+        newer = [f"  applies {counted(self.newer_records, 'unmerged record')}"] if self.newer_records else []
         newer += [f"  {each}" for each in self.raw_logs]
         return "\n".join([f"{self.name} at version {self.version}: {live}", *steps, read, *newer])
 

@@ -228,7 +228,7 @@ def test_a_wrong_attribute_is_named_as_in_a_file(fields: dict[str, object], foun
 def test_two_tables_of_one_name_or_place_are_refused(
     sandbox: DefsFolderSandbox, other: dict[str, object], found: str
 ) -> None:
-    with pytest.raises(InvalidInput, match=f"two TableComponents have the {found}"):
+    with pytest.raises(InvalidInput, match=f"two TableComponents have the same {found}"):
         component_definitions(TableComponent(**EVENTS), TableComponent(**EVENTS | other))
     declare(sandbox, "TableComponent", "one", EVENTS)
     declare(sandbox, "TableComponent", "two", EVENTS | other)

@@ -232,7 +232,7 @@ def test_every_level_of_consistency_is_explained(uri: str, consistency: str) -> 
     assert found["t"].newer_records == newer
     assert plan.analysis.requests["get"] >= plan.requests
     if newer:
-        assert f"lays {newer} record" in str(plan)
+        assert f"applies {newer} unmerged record" in str(plan)
 
 
 def test_an_older_version_is_explained_as_it_was(table: Table) -> None:
