@@ -412,7 +412,7 @@ def test_windows_leave_with_all_of_their_partitions(table: Table) -> None:
 def test_a_split_of_no_partition_is_not_written(table: Table) -> None:
     rows, window = table.scan(filter=tm.col("time") == START).to_arrow(), int(START.timestamp())
     context = context_of(table.snapshot)
-    with pytest.raises(InvalidInput, match=r"Expected '', 'tenant=__HIVE.*': divide the rows by partition"):
+    with pytest.raises(InvalidInput, match=r"expected '', 'tenant=__HIVE.*'. Divide the rows by partition"):
         write_split(
             table.store, rows.slice(0, 1), context=context, window=window, num_merge_ops=0, split_id=SystemIds().uuid(),
             now_ms=0,
