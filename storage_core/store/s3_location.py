@@ -119,8 +119,8 @@ def parse_s3_uri(uri: str, environment: Mapping[str, str]) -> S3Location:
         )
     if not _BUCKET.fullmatch(bucket) or ".." in bucket:
         raise InvalidInput(
-            "the name of the bucket in the URI is not valid. Write s3://bucket/prefix, with a bucket of 3 to "
-            "63 characters of a-z 0-9 . -"
+            "the name of the bucket in the URI is not valid. Give 3 to 63 characters of a-z 0-9 . - in the form "
+            "s3://bucket/prefix"
         )
     prefix = prefix.removesuffix("/")
     if "#" in rest or path.endswith("//") or (prefix and not is_safe_key(prefix)):

@@ -100,7 +100,7 @@ def test_a_violation_fails_the_check_of_its_group(definitions: Definitions, tabl
     found = checked(definitions)
     assert verdicts(found) == {**SOUND, "mc_merges": False}
     assert str(found["mc_merges"].description).startswith("MC-1")
-    assert "; " in str(found["mc_merges"].description)
+    assert "run tidemark restore NAME --to V" in str(found["mc_merges"].description)
     metadata = found["mc_merges"].metadata
     assert metadata["violated"].value == {"MC-1": 1}
     named: Any = metadata["first"].value

@@ -234,7 +234,7 @@ def test_two_tables_of_one_name_or_place_are_refused(
     declare(sandbox, "TableComponent", "two", EVENTS | other)
     with pytest.raises(Exception, match="Error while building definitions") as raised, sandbox.build_all_defs():
         pass
-    assert f"two TableComponents have the {found}" in str(raised.value.__cause__)
+    assert f"two TableComponents have the same {found}" in str(raised.value.__cause__)
 
 
 def test_a_project_without_dg_loads_components_too() -> None:

@@ -86,7 +86,7 @@ def test_a_version_that_does_not_follow_is_corrupt() -> None:
 
 @pytest.mark.parametrize("timestamp", [9, 10])
 def test_a_version_that_is_no_later_than_the_one_before_it_is_corrupt(timestamp: int) -> None:
-    with pytest.raises(Corrupt, match=f"expected a commit after 10 ms, found one of {timestamp} ms"):
+    with pytest.raises(Corrupt, match=f"expected a commit after 10 ms, found a commit of {timestamp} ms"):
         Snapshot.apply(_created(), 1, [_info(timestamp)])
 
 
