@@ -39,7 +39,10 @@ def test_a_request_travels_as_arguments() -> None:
         ("name: All\nstores: [raw]\n", "field `name`: expected a table name"),
         ("name: all\nstores: [../raw]\n", "leaves its folder"),
         ("name: all\nstores: [raw]\nschedule: daily\n", "field `schedule`: 'daily' is not a cron line"),
-        ("name: all\nstores: [raw]\nupkeep_schedule: 0 24 * * *\n", "field `upkeep_schedule`: '24' is not a valid hour of"),
+        (
+            "name: all\nstores: [raw]\nupkeep_schedule: 0 24 * * *\n",
+            "field `upkeep_schedule`: '24' is not a valid hour of",
+        ),
     ],
 )
 def test_a_declaration_of_a_raw_log_is_refused_with_file_line_and_field(
