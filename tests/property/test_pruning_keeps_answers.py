@@ -242,6 +242,15 @@ def test_no_split_with_a_matching_row_is_left_out(sample: Sample, wanted: Filter
     assert_sound(sample, wanted.predicate, sample.matching(wanted.expression))
 
 
+@pytest.mark.parametrize("name", ["n", "f", "s"])
+def test_a_comparison_at_a_bound_keeps_the_split(sample: Sample, name: str) -> None:
+    column = col(name)
+    for value in POOLS[name][1]:
+        if value is not None:
+            for wanted in (column == value, column < value, column <= value, column > value, column >= value):
+                assert_sound(sample, wanted.predicate, sample.matching(wanted.expression))
+
+
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_sql_condition_prunes_only_what_it_cannot_match(sample: Sample, text: str) -> None:
     wanted = from_sql(text)
