@@ -91,21 +91,21 @@ class Hits:
         return len(self.rows)
 
     @property
-    def names(self) -> Positions:
-        """One number per row, which no other row of the sources has."""
+    def ids(self) -> Positions:
+        """A number for each row. No other row of the sources has the same number."""
         return self.sources << _ROW_BITS | self.rows
 
     def take(self, wanted: Positions | Mask) -> Hits:
         """Return the rows at these positions, or the rows that the mask selects."""
         return Hits(self.sources[wanted], self.rows[wanted], self.scores[wanted])
 
-    def places(self) -> Mapping[int, Positions]:
+    def positions_by_source(self) -> Mapping[int, Positions]:
         """Return for each source the positions of its rows in the arrays, ascending."""
         return {source: np.flatnonzero(self.sources == source) for source in np.unique(self.sources).tolist()}
 
     def by_source(self) -> Mapping[int, Hits]:
         """Return the rows of each source, in the same order."""
-        return {source: self.take(own) for source, own in self.places().items()}
+        return {source: self.take(own) for source, own in self.positions_by_source().items()}
 
 
 def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
@@ -161,7 +161,7 @@ def _hits(searcher: Searcher, found: Sequence[Found], index: str) -> Hits:
         raise _without_row(index) from error
     hits = Hits(sources, rows, np.fromiter((score for score, _ in found), np.float64, len(found)))
     is_row = (rows >= 0) & (rows < np.array(composed.rows, np.int64)[sources])
-    if not is_row.all() or len(np.unique(hits.names)) < len(rows):
+    if not is_row.all() or len(np.unique(hits.ids)) < len(rows):
         raise _without_row(index)
     return hits
 
@@ -217,8 +217,8 @@ class TextQuery:
             with damage.reading(f"index {self.definition.name!r}"):
                 found = searcher.tantivy.search(self.parsed, size, count=False).hits if size else []
                 hits = _hits(searcher, found, self.definition.name)
-            fresh = hits.take(~np.isin(hits.names, seen))
-            seen = np.union1d(seen, fresh.names)
+            fresh = hits.take(~np.isin(hits.ids, seen))
+            seen = np.union1d(seen, fresh.ids)
             if len(fresh):
                 yield fresh, float(found[-1][0])
             if len(found) < size or size == count:

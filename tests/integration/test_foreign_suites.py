@@ -34,28 +34,22 @@ from tidemark import Table
 
 PAGE = Path(__file__).parents[2] / "docs" / "architecture" / "reference-values.md"
 
+_EXTRA_COMMAS = (
+    "data/jsonchecker/fail04.json",
+    "data/jsonchecker/fail07.json",
+    "data/jsonchecker/fail09.json",
+    "data/parsing/n_array_comma_after_close.json",
+    "data/parsing/n_array_extra_comma.json",
+    "data/parsing/n_array_number_and_comma.json",
+    "data/parsing/n_object_trailing_comma.json",
+)
+
 EXPLAINED: Mapping[str, Mapping[str, Sequence[str]]] = {
     "A comma after the last value is ignored (specification, section 14.1).": {
         "document": ("data/jsonchecker/fail09.json", "data/parsing/n_object_trailing_comma.json"),
         "lines": ("data/jsonchecker/fail09.json", "data/parsing/n_object_trailing_comma.json"),
-        "value": (
-            "data/jsonchecker/fail04.json",
-            "data/jsonchecker/fail07.json",
-            "data/jsonchecker/fail09.json",
-            "data/parsing/n_array_comma_after_close.json",
-            "data/parsing/n_array_extra_comma.json",
-            "data/parsing/n_array_number_and_comma.json",
-            "data/parsing/n_object_trailing_comma.json",
-        ),
-        "element": (
-            "data/jsonchecker/fail04.json",
-            "data/jsonchecker/fail07.json",
-            "data/jsonchecker/fail09.json",
-            "data/parsing/n_array_comma_after_close.json",
-            "data/parsing/n_array_extra_comma.json",
-            "data/parsing/n_array_number_and_comma.json",
-            "data/parsing/n_object_trailing_comma.json",
-        ),
+        "value": _EXTRA_COMMAS,
+        "element": _EXTRA_COMMAS,
         "scalar": (
             "data/jsonchecker/fail04.json",
             "data/parsing/n_array_extra_comma.json",

@@ -215,7 +215,7 @@ class Base:
             kept.keep(name, found, _LOW_BYTES)
         return cast("tuple[Any]", found)[0]
 
-    def low_of(self, segment: IndexSegment, splits: Sequence[str]) -> Any:
+    def segment_low(self, segment: IndexSegment, splits: Sequence[str]) -> Any:
         """Return a lower bound of the rows of a segment in these splits, as in `low`. Makes no request."""
 
         def found() -> tuple[Any]:
@@ -225,11 +225,29 @@ class Base:
         name = self._in_version(segment, "low")
         return self._kept.values.made(name, tuple, found, lambda _: _LOW_BYTES)[0]
 
-    def bounds(self, splits: Sequence[str]) -> Between | None:
-        """Return the bounds of the order of each split according to the log. None if the log has no such bounds.
+    def split_bounds(self, split: str) -> Between | None:
+        """Return the bounds of a split in the order of results, or None if the log has no such bounds.
 
-        Makes no request.
+        Makes no request. Later searches reuse the bounds.
         """
+        xxh3 = self.snapshot.splits[split].xxh3
+        return self._kept_bounds((split, xxh3, "bounds", stored_name(self._first), str(self._first.type)), [split])
+
+    def segment_bounds(self, segment: IndexSegment, splits: Sequence[str]) -> Between | None:
+        """Return the bounds of each of these splits of a segment, as in `split_bounds`.
+
+        Makes no request. Later searches of the same version reuse the bounds.
+        """
+        return self._kept_bounds(self._in_version(segment, "bounds"), splits)
+
+    def _kept_bounds(self, name: tuple[object, ...], splits: Sequence[str]) -> Between | None:
+        def found() -> tuple[Unsigned, ...]:
+            return self._log_bounds(splits) or ()
+
+        known = self._kept.values.made(name, tuple, found, lambda each: _LOW_BYTES + sum(keys.nbytes for keys in each))
+        return (known[0], known[1]) if known else None
+
+    def _log_bounds(self, splits: Sequence[str]) -> Between | None:
         name, kind = stored_name(self._first), self._first.type
         if not any(is_kind(kind) for is_kind in BOUNDED) or not has_leading_keys(kind):
             return None
@@ -244,16 +262,6 @@ class Base:
         has_nulls = np.array([(each.nullCounts or {}).get(name, 1) > 0 for each in adds], np.bool_)
         high[has_nulls] = leading_keys(pa.nulls(1, kind))[0]
         return low, high
-
-    def bounds_of(self, segment: IndexSegment, splits: Sequence[str]) -> Between | None:
-        """Return the `bounds` of these splits of a segment. Later searches of the same version reuse the bounds."""
-
-        def found() -> tuple[Unsigned, ...]:
-            return self.bounds(splits) or ()
-
-        name = self._in_version(segment, "bounds")
-        known = self._kept.values.made(name, tuple, found, lambda each: sum(keys.nbytes for keys in each))
-        return (known[0], known[1]) if known else None
 
     def between(self, split: str, rows: Positions) -> Between | None:
         """Return the lower and upper bounds of some rows in the order of results. Return None if there are no bounds.

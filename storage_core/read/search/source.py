@@ -258,7 +258,7 @@ class Live:
 
         Raises the errors of `Source.take` and `RowFilter.mask`.
         """
-        places = hits.places()
+        places = hits.positions_by_source()
         deleted = self._deleted_of(places)
         is_live = np.zeros(len(hits), np.bool_)
         for source, own in places.items():
@@ -337,7 +337,7 @@ class Live:
         return self.filter if source.splits and not self._matched else None
 
     def _wanted(self, hits: Hits) -> Hits:
-        places = hits.places()
+        places = hits.positions_by_source()
         met = np.zeros(len(hits), np.bool_)
         for source, mask in self._meeting({source: hits.rows[own] for source, own in places.items()}).items():
             met[places[source]] = mask

@@ -166,8 +166,8 @@ def _rest(covered: Coverage, cache: SegmentCache, rows: pa.Table) -> _Unmerged:
     return _Unmerged(definition, origin, rows, BitMap(), named, lambda: cache.passing(build_rows(rows, definition)))
 
 
-def repeated(bounds: Between | None, count: int) -> Between | None:
-    """Return the bounds of one split for each of `count` rows of the split, or None if there are no bounds."""
+def _repeat_bounds(bounds: Between | None, count: int) -> Between | None:
+    """Return `count` copies of the bounds of a split, or None if there are no bounds."""
     return None if bounds is None else (np.repeat(bounds[0], count), np.repeat(bounds[1], count))
 
 
@@ -272,7 +272,7 @@ class _Split:
         return self.base.low(self.path)
 
     def bounds(self, rows: Positions) -> Between | None:
-        return repeated(self.base.bounds([self.path]), len(rows))
+        return _repeat_bounds(self.base.split_bounds(self.path), len(rows))
 
     def between(self, rows: Positions) -> Between | None:
         return self.base.between(self.path, rows)
@@ -344,12 +344,12 @@ class _Moved:
             return self.base.matching(self.segment, condition, lambda: self.segment.numRecords)
 
     def low(self) -> Any:
-        return self.base.low_of(self.segment, self.splits)
+        return self.base.segment_low(self.segment, self.splits)
 
     def bounds(self, rows: Positions) -> Between | None:
         require_within(rows, self.segment.numRecords, self.segment.path)
         places = self.base.places(self.segment)
-        found = self.base.bounds_of(self.segment, places.splits)
+        found = self.base.segment_bounds(self.segment, places.splits)
         split = places.split[rows]
         return None if found is None else (found[0][split], found[1][split])
 
@@ -425,7 +425,7 @@ class _PartOfSplit:
         return self.base.low(self.path)
 
     def bounds(self, rows: Positions) -> Between | None:
-        return repeated(self.base.bounds([self.path]), len(rows))
+        return _repeat_bounds(self.base.split_bounds(self.path), len(rows))
 
     def between(self, rows: Positions) -> Between | None:
         return self.base.between(self.path, self._rows()[rows])
