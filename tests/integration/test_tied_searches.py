@@ -85,3 +85,21 @@ def test_of_tied_rows_those_in_row_groups_behind_the_answer_are_not_fetched(monk
     assert found == names("tide")[:10]
     assert table.store.requests["get"] - requests <= 2 * SPLITS  # per split: its footer, and the first of 20 row groups
     assert table.store.bytes_read - fetched < sum(each.size for each in table.snapshot.splits.values()) / 5
+
+
+def test_of_tied_rows_only_those_in_the_first_window_are_decoded(
+    tmp_path: Path, decoded: list[tuple[int, tuple[str, ...]]]
+) -> None:
+    schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("text", pa.string())])
+    words = {"name": "words", "kind": "fulltext", "columns": ["text"]}
+    table = Table.create(str(tmp_path / "t"), schema, time_column="at", window="1h", indexes=[words])
+    hours = 8
+    for hour in range(hours):
+        times = [hour * 3_600_000_000 + each for each in range(100)]
+        table.append(pa.table([pa.array(times).cast(schema.field("at").type), ["ebb"] * 100], schema=schema))
+    catch_up(table)
+    table.refresh()
+    assert (len(table.snapshot.splits), len(table.snapshot.segments)) == (hours, 1)
+    found = table.search("ebb", index="words", limit=3, cache_dir=tmp_path / "cache")
+    assert found.column("at").cast(pa.int64()).to_pylist() == [0, 1, 2]
+    assert 0 < len(decoded) <= 3  # the first column and the rows, of one split
