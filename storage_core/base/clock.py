@@ -15,7 +15,7 @@ HOUR_MS = 3_600_000
 
 
 class Clock(Protocol):
-    """Tells the time, and pauses a thread. Tests and simulations inject a clock that they control."""
+    """A source of the current time, which can also pause a thread. Tests inject a clock that they control."""
 
     def now_ms(self) -> int:
         """Return milliseconds since 1970-01-01T00:00:00Z. A later call may return an earlier time."""

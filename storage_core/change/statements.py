@@ -334,7 +334,7 @@ def _builder(snapshot: Snapshot) -> RecordBuilder:
 
 
 def require_append_table(snapshot: Snapshot, uri: str) -> None:
-    """Raise `InvalidInput` for a keyed table. The error message says which operation to use instead of an overwrite."""
+    """Raise `InvalidInput` for a keyed table. The message names the operation to use instead."""
     if snapshot.config.kind == "keyed":
         raise InvalidInput(
             f"{uri}: a keyed table cannot be overwritten, because unmerged rows would replace the new rows. Delete by "

@@ -1,6 +1,6 @@
 """Requests and bytes of opening, committing and checkpointing at versions 13, 1,003 and 10,003 of one log.
 
-The log has all of its version files and a state every ten versions. If a cost grows with the history, the test says so.
+The log has all of its version files and a state every ten versions. If a cost grows with the history, a test fails.
 """
 
 from __future__ import annotations
