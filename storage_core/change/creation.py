@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 
 from storage_core.base.errors import InvalidInput
 from storage_core.base.text import MOST_LISTED, shortened, unknown_names
-from storage_core.change.declaration_parts import arrow_field, spark_type
 from storage_core.change.definition import (
     check_definition,
     check_names,
@@ -54,19 +53,18 @@ from storage_core.data.rows.fold import record_schema
 from storage_core.data.rows.schema import require_names, require_new_columns, to_schema_string, type_name, with_dropped
 from storage_core.data.rows.sort_order import bind, recorded_order
 from storage_core.data.rows.vectors import type_text
-from storage_core.data.settings.layout import REGIONS_KEY
+from storage_core.data.settings.layout import LANDING_KEY, REGIONS_KEY
 from storage_core.data.settings.table import TableConfig, changed
 from storage_core.log.actions import Action, Metadata, RemoveIndexSegment, RemoveTranslation
 from storage_core.log.listing import require_apart
 from storage_core.log.log import TransactionLog, replanned
 from storage_core.log.snapshot import Snapshot
 from storage_core.store.contract import require_durable
-from storage_core.write.ingest.changes import order_column
-from storage_core.write.ingest.drift import Drift, column_type
-from storage_core.write.ingest.landing import LANDING, LandingSpec, captured_columns, reject_overlap
 
 if TYPE_CHECKING:
     from storage_core.change.declaration import TableDeclaration
+    from storage_core.write.ingest.drift import Drift
+    from storage_core.write.ingest.landing import LandingSpec
 
 
 ColumnType: TypeAlias = pa.DataType | str
@@ -195,8 +193,6 @@ def _require_free(snapshot: Snapshot, name: str, change: str) -> None:
     """
     config, copy = snapshot.config, "Create a table without it and copy the rows"
     indexes = [each.name for each in config.indexes if name in each.columns]
-    landing = snapshot.metadata.configuration.get(LANDING)
-    spec = None if landing is None else LandingSpec.from_json(landing)
     uses = {
         f"part of the primary key. {copy}": name in config.primary_key,
         f"the time column. {copy}": name == config.time_column,
@@ -208,28 +204,36 @@ def _require_free(snapshot: Snapshot, name: str, change: str) -> None:
         "named in bloom_filters. Remove it there in the declaration first": name in config.bloom_filters,
         "named in map_columns, so patches merge its values. Write whole values into another column": name
         in config.map_columns,
-        "filled from the names of landed files. Declare another pattern first": (
-            spec is not None and spec.pattern is not None and name in captured_columns(spec.pattern)
-        ),
-        "named in `times` of the landing location. Declare other `times` first": (
-            spec is not None and name in dict(spec.times)
-        ),
-        "named in `columns` of the landing location. Declare other `columns` first": (
-            spec is not None and name in spec.columns
-        ),
-        "named in `on_new_field` of the landing location. Declare another effect of new fields first": (
-            spec is not None and spec.drift.column == name
-        ),
-        "named in `order_by` of the landing location. Declare another `order_by` first": (
-            spec is not None and name == order_column(spec)
-        ),
         "in the sort schema. Declare another sort schema first": name in bind(config, snapshot.schema).described,
     }
-    used = next((use for use, is_used in uses.items() if is_used), None)
+    used = next((use for use, is_used in uses.items() if is_used), None) or _use_by_landing(snapshot, name)
     if used is None and name in _sorted_by(snapshot):
         used = "in the sort schema of older splits. Rewrite them with `tidemark compact NAME --resort`"
     if used is not None:
         raise InvalidInput(f"column {name!r} cannot be {change}: it is {used}", column=name)
+
+
+def _use_by_landing(snapshot: Snapshot, name: str) -> str | None:
+    """Return how the landing location needs the column, or None."""
+    text = snapshot.metadata.configuration.get(LANDING_KEY)
+    if text is None:
+        return None
+    from storage_core.write.ingest.changes import order_column  # Few tables have landed files.
+    from storage_core.write.ingest.landing import LandingSpec, captured_columns
+
+    spec = LandingSpec.from_json(text)
+    uses = {
+        "filled from the names of landed files. Declare another pattern first": (
+            spec.pattern is not None and name in captured_columns(spec.pattern)
+        ),
+        "named in `times` of the landing location. Declare other `times` first": name in dict(spec.times),
+        "named in `columns` of the landing location. Declare other `columns` first": name in spec.columns,
+        "named in `on_new_field` of the landing location. Declare another effect of new fields first": (
+            spec.drift.column == name
+        ),
+        "named in `order_by` of the landing location. Declare another `order_by` first": name == order_column(spec),
+    }
+    return next((use for use, is_used in uses.items() if is_used), None)
 
 
 def _partition_sources(snapshot: Snapshot) -> set[str]:
@@ -386,6 +390,8 @@ def grow(snapshot: Snapshot, drift: Drift, most: int) -> GrownTable:
     At most `most` fields become columns. Fields with more values come first. `refused` contains each change that
     `change_column` refuses, with the reason.
     """
+    from storage_core.write.ingest.drift import column_type  # loads the rules of landed files
+
     added, widened, refused = dict[str, str](), dict[str, str](), dict[str, str]()
     fields = sorted(drift.fields.items(), key=lambda each: (-each[1][0], each[0]))
     wanted = [(added, name, column_type(type_)) for name, (_, type_) in fields]
@@ -423,6 +429,8 @@ def _with(schema: pa.Schema, field: pa.Field) -> pa.Schema:
 
 def _type(type_: ColumnType) -> pa.DataType:
     if isinstance(type_, str):
+        from storage_core.change.declaration_parts import arrow_field, spark_type  # loads the models of declarations
+
         return arrow_field("column", spark_type(type_)).type
     if not isinstance(type_, pa.DataType):
         raise InvalidInput(f"{type_!r} is not a column type. Give an Arrow type or the name of one, such as 'long'")
@@ -472,10 +480,7 @@ def declare(
 
     A new table also gets the settings `marks`.
     """
-    landing = declaration.landing_spec()
-    extra = {} if landing is None else {LANDING: landing.to_json()}
-    if landing is not None:
-        reject_overlap(landing.uri, log.store.uri, "the table")
+    landing, extra = _landing_settings(log, declaration)
     if not log.exists():
         try:
             schema, config = declaration.schema(), declaration.config()
@@ -493,6 +498,22 @@ def declare(
     return _following(log, found, partial(_declared_settings, declaration, extra))
 
 
+def _landing_settings(
+    log: TransactionLog, declaration: TableDeclaration
+) -> tuple[LandingSpec | None, Mapping[str, str]]:
+    """Return the declared landing location, and its settings in the log.
+
+    Raises `InvalidInput` if the table and the landing location overlap.
+    """
+    landing = declaration.landing_spec()
+    if landing is None:
+        return None, {}
+    from storage_core.write.ingest.landing import reject_overlap
+
+    reject_overlap(landing.uri, log.store.uri, "the table")
+    return landing, {LANDING_KEY: landing.to_json()}
+
+
 def as_declared(log: TransactionLog, declaration: TableDeclaration) -> Snapshot:
     """Return the newest version with the declared columns and settings, without a commit.
 
@@ -500,10 +521,7 @@ def as_declared(log: TransactionLog, declaration: TableDeclaration) -> Snapshot:
 
     Raises the errors of `declare`, and `NotFound` if the table does not exist.
     """
-    landing = declaration.landing_spec()
-    extra = {} if landing is None else {LANDING: landing.to_json()}
-    if landing is not None:
-        reject_overlap(landing.uri, log.store.uri, "the table")
+    landing, extra = _landing_settings(log, declaration)
     found = log.snapshot()
     changes = declared_changes(declaration.name, declaration.schema(), found.schema, landing)
     check_unchanged(declaration.name, declaration.config(), found.config)
@@ -536,7 +554,7 @@ def change_settings(log: TransactionLog, snapshot: Snapshot, given: Mapping[str,
         if wanted.sort_schema is not None:
             wanted = keeping_order(in_canonical_form(wanted), current.config)
         wanted = keeping_hand_regions(keeping_windows(wanted, current.config), current.config)
-        landing = {name: text for name, text in current.metadata.configuration.items() if name == LANDING}
+        landing = {name: text for name, text in current.metadata.configuration.items() if name == LANDING_KEY}
         return {**wanted.to_configuration(), **landing}
 
     return _following(log, snapshot, wanted_of)
@@ -574,7 +592,7 @@ def _changing(snapshot: Snapshot, settings: Mapping[str, str]) -> list[Action]:
     If no index is left, the translations are removed as well. The table keeps its own regions and their history.
     """
     current = dict(snapshot.metadata.configuration)
-    ours = {name for name in current if name == LANDING or TableConfig.owns(name)} - {REGIONS_KEY}
+    ours = {name for name in current if name == LANDING_KEY or TableConfig.owns(name)} - {REGIONS_KEY}
     others = {name: value for name, value in current.items() if name not in ours}
     wanted = {**others, **{name: value for name, value in settings.items() if name != REGIONS_KEY}}
     if wanted == current:

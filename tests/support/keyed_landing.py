@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from jobs.ingest import run_ingest
 from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.settings.layout import LANDING_KEY
 from storage_core.data.settings.table import TableConfig
 from storage_core.data.steps import Ingest, RetryQuarantine
 from storage_core.log.actions import Metadata
@@ -21,7 +22,7 @@ from storage_core.log.versions import entries
 from storage_core.maintain.quarantine import pending_entries, retry
 from storage_core.store.contract import ObjectStore
 from storage_core.store.memory import MemoryStore
-from storage_core.write.ingest.landing import LANDING, LandingSpec
+from storage_core.write.ingest.landing import LandingSpec
 from storage_core.write.region.spec import first_specs
 from tests.support.clock import ManualClock
 from tests.support.ids import SeededIds
@@ -66,7 +67,7 @@ class KeyedLanding:
 
     def create(self, config: TableConfig = KEYED, schema: pa.Schema = SCHEMA) -> KeyedLanding:
         (self.root / "landing").mkdir(parents=True, exist_ok=True)
-        configuration = {**config.to_configuration(), LANDING: self.spec.to_json()}
+        configuration = {**config.to_configuration(), LANDING_KEY: self.spec.to_json()}
         self.log.create(
             Metadata(
                 id="6e1bb7ba-6c4c-4e3c-9d0b-0d0f1b1c2d3e",
@@ -91,7 +92,7 @@ class KeyedLanding:
         self.spec = replace(self.spec, **changes)  # type: ignore[arg-type]
         log = self.log
         head = log.snapshot()
-        configuration = {**head.metadata.configuration, LANDING: self.spec.to_json()}
+        configuration = {**head.metadata.configuration, LANDING_KEY: self.spec.to_json()}
         log.commit(head, [replace(head.metadata, configuration=configuration)], operation="SET SETTINGS")
 
     def ingest(self, **given: object) -> JobReport:

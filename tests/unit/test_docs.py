@@ -23,7 +23,7 @@ from storage_core.base.errors import TidemarkError
 from storage_core.change.declaration import RawLogDeclaration, TableDeclaration, load_raw_log
 from storage_core.data.rows.columns import FORMER_NAMES, LAST_COLUMN_ID
 from storage_core.data.settings.index import IndexDefinition
-from storage_core.data.settings.layout import RegionSpec
+from storage_core.data.settings.layout import LANDING_KEY, RegionSpec
 from storage_core.data.settings.table import GROUPS, SETTINGS, FeedingRawLog, LateData, Publish, TableConfig
 from storage_core.data.steps import STEPS
 from storage_core.log.sharing import SOURCE
@@ -31,7 +31,6 @@ from storage_core.log.snapshot import UNFINISHED_IMPORT
 from storage_core.maintain.audit import INVARIANTS
 from storage_core.maintain.findings import Kind
 from storage_core.maintain.history import RENUMBERED_UP_TO
-from storage_core.write.ingest.landing import LANDING
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC, OPERATIONS = ROOT / "docs" / "spec.md", ROOT / "docs" / "operations.md"
@@ -311,7 +310,7 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
     assert same == ["compaction"], "which has a table of its own"
     assert {key for key in written if key.startswith("tidemark.")} == {
         *changed.to_configuration(),
-        LANDING,
+        LANDING_KEY,
         LAST_COLUMN_ID,
         FORMER_NAMES,
         RENUMBERED_UP_TO,

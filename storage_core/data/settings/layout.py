@@ -261,6 +261,10 @@ def partition_fields(texts: Sequence[str]) -> tuple[PartitionField, ...]:
     return fields
 
 
+LANDING_KEY = "tidemark.landing"
+"""The entry of the table's configuration with its landing location."""
+
+
 # Regions.
 
 REGIONS_KEY = "tidemark.regions"

@@ -38,6 +38,7 @@ from storage_core.base.text import choice_of, fitted, quoted
 from storage_core.data.formats.keys import LIVE_PREFIX, LOG_PREFIX, ChunkKey
 from storage_core.data.formats.keys import parse as parse_key
 from storage_core.data.formats.keys import parse_raw as parse_raw_key
+from storage_core.data.settings.layout import LANDING_KEY
 from storage_core.engine.faults import re2_fault
 from storage_core.engine.session import session
 from storage_core.store.contract import Blob, ObjectFile, ObjectInfo, Unnamed
@@ -261,9 +262,6 @@ def from_hex(text: str) -> int:
     """Return the content hash that `as_hex` wrote, as a signed number."""
     return (int(text, 16) + 2**63) % 2**64 - 2**63
 
-
-LANDING = "tidemark.landing"
-"""The setting with the landing location of a table."""
 
 LandingFormat = Literal["ndjson", "json", "csv", "parquet", "avro", "arrow", "pattern", "delta"]
 TYPED: Final = ("parquet", "avro", "arrow")
@@ -634,7 +632,7 @@ class Landed:
 
 def landing_of(configuration: Mapping[str, str]) -> LandingSpec | None:
     """Return the landing location in the configuration of a table, or None."""
-    text = configuration.get(LANDING)
+    text = configuration.get(LANDING_KEY)
     return None if text is None else LandingSpec.from_json(text)
 
 
