@@ -1,6 +1,6 @@
-"""Run every benchmark except `sql_confinement`, and write `benchmarks/RESULTS.md`.
+"""Run every benchmark except `sql_confinement`, and write `benchmarks/results/` and `benchmarks/RESULTS.md`.
 
-The file contains the metrics, the machine and the versions.
+A file `benchmarks/results/NAME.json` contains the metrics of a benchmark, the machine and the versions of packages.
 
 python -m benchmarks.run_all [--small] [--only NAME …]
 """
@@ -14,7 +14,9 @@ import platform
 import subprocess
 import sys
 from importlib.metadata import version
-from pathlib import Path
+
+from benchmarks import results_page
+from benchmarks.results_page import FOLDER
 
 BENCHMARKS = (
     "ingest_and_compact",
@@ -50,19 +52,16 @@ PACKAGES = (
     *("pyspark", "pyarrow", "duckdb", "tantivy", "dagster", "deltalake", "datafusion", "polars"),
     *("boto3", "obstore"),
 )
-RESULTS = Path(__file__).parent / "RESULTS.md"
 
 
 def main() -> int:
     """Run the benchmarks sequentially, each in its own process. Return 1 if a benchmark failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true", help="see that they run; results are not written")
-    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, help="run these, and leave the results of the others")
+    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, help="run these, and keep the results of the others")
     options = parser.parse_args()
     small = ["--small"] if options.small else []
-    sections, failed = dict.fromkeys(BENCHMARKS, ""), False
-    if options.only:
-        sections |= {each.partition("\n")[0]: f"## {each}" for each in RESULTS.read_text().split("\n## ")[1:]}
+    failed = False
     for name in options.only or BENCHMARKS:
         run = subprocess.run(
             [sys.executable, "-m", f"benchmarks.{name}", "--json", *small],
@@ -70,36 +69,23 @@ def main() -> int:
             text=True,
             check=False,
         )
+        sys.stdout.write(run.stdout)
         failed = failed or run.returncode != 0
-        sections[name] = _section(name, [json.loads(line) for line in run.stdout.splitlines()])
-    report = "\n".join([_head(), *(each.rstrip("\n") + "\n" for each in sections.values() if each)])
-    sys.stdout.write(report)
-    if not small and not failed:
-        RESULTS.write_text(report)
+        if not options.small and run.returncode == 0:
+            (FOLDER / f"{name}.json").write_text(_stored([json.loads(line) for line in run.stdout.splitlines()]))
+    if not options.small:
+        results_page.main()
     return int(failed)
 
 
-def _head() -> str:
+def _stored(metrics: list[dict[str, object]]) -> str:
+    """Return the text of a file of results, with one line per metric."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB, Python {platform.python_version()}"
-    return (
-        f"# Benchmark results\n\nWritten by `make bench`. Machine: {machine}; {versions}.\n"
-        "Ratios above 1 are better than the peer; both sides were measured in one run.\n"
-    )
-
-
-def _section(name: str, metrics: list[dict[str, object]]) -> str:
-    rows = [
-        f"## {name}\n",
-        "| metric | value | unit | against | ratio | aim | holds |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for metric in metrics:
-        cells = [metric["name"], f"{metric['value']:,.2f}", metric["unit"], metric["against"]]
-        cells += [None if metric["ratio"] is None else f"{metric['ratio']:.2f}", metric["aim"], metric["holds"]]
-        rows.append("| " + " | ".join("" if cell is None else str(cell) for cell in cells) + " |")
-    return "\n".join(rows) + "\n"
+    packages = {name: version(name) for name in PACKAGES}
+    head = json.dumps({"machine": machine, "packages": packages, "note": None}, indent=1).removesuffix("\n}")
+    lines = ",\n".join(f"  {json.dumps(each, ensure_ascii=False)}" for each in metrics)
+    return f'{head},\n "metrics": [\n{lines}\n ]\n}}\n'
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import typer
 import yaml
 
 import tidemark
+from benchmarks.results_page import PAGE, Row, find, metrics, page
 from pipelines.cli import build
 from scripts import reference_pages
 from scripts.docs_assets import loaded_by
@@ -113,20 +114,32 @@ def test_the_page_of_configuration_lists_every_variable_of_the_environment() -> 
 # For each operation in the README table: the metric of the benchmark, and the first peer in README.
 MEASURED = {
     "open a table of 1,000,000 files with all entries": (
+        "log_at_scale",
         "open 1,000,000 files and look at all, statistics too",
         "delta-rs",
     ),
     "durable `put` of 1,000 rows of 32 bytes": (
+        "ingestion",
         "durable append of 1,000 rows, p50, to a deltalake append",
         "deltalake append",
     ),
     "upsert 1,000,000 rows into 1,000,000, keyed table": (
+        "ingestion",
         "distribution and merging, 1,000,000 upserts into 1,000,000 keys, to a Delta MERGE on Spark",
         "Delta MERGE on Spark",
     ),
-    "delete 1 % of 10,000,000 rows, append table": ("delete of 1 % of 10,000,000 rows, beside delta-rs", "delta-rs"),
-    "`select count(*)`, 366 files, S3 test server, cold": ("days, 366 splits, count, cold", "DataFusion"),
+    "delete 1 % of 10,000,000 rows, append table": (
+        "deletes",
+        "delete of 1 % of 10,000,000 rows, beside delta-rs",
+        "delta-rs",
+    ),
+    "`select count(*)`, 366 files, S3 test server, cold": (
+        "remote_reads",
+        "days, 366 splits, count, cold",
+        "DataFusion",
+    ),
     "read 3 of 6 columns, 16,000,000 rows, Spark": (
+        "spark_source",
         "whole read of 3 of 6 columns, 16,000,000 rows, 8 splits",
         "Spark's Parquet reader",
     ),
@@ -135,12 +148,26 @@ MEASURED = {
 
 @pytest.mark.parametrize("operation", MEASURED)
 def test_a_number_of_the_readme_is_that_of_the_benchmark(operation: str) -> None:
-    metric, peer = MEASURED[operation]
-    results = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+    benchmark, metric, peer = MEASURED[operation]
+    _, ratio, _ = find(Row(operation, benchmark, metric, peer))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    ratio = re.escape(f"{metric} | ") + r"[\d.,]+ \| \S+ " + re.escape(f"| {peer} | ") + r"([\d.]+) "
-    found = re.search(ratio, results)
     row = re.search(rf"^\| {re.escape(operation)} \| .+ \| ([\d.,]+) × ", readme, re.MULTILINE)
-    assert found
     assert row
-    assert float(row[1].replace(",", "")) == pytest.approx(float(found[1]), rel=0.05)
+    assert float(row[1].replace(",", "")) == pytest.approx(ratio, rel=0.05)
+
+
+def test_the_page_of_results_is_made_from_the_stored_metrics() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page()
+
+
+def test_a_row_of_the_page_needs_a_measured_metric() -> None:
+    with pytest.raises(KeyError, match="not measured"):
+        find(Row("a renamed metric", "startup", "tidemark sql, renamed", "0.7 s"))
+
+
+def test_the_peer_of_a_row_can_be_another_metric() -> None:
+    own, theirs = "search of 200,000 lines, tide, 10 rows", "search of 200,000 lines, tide, 10 rows, Lance"
+    _, ratio, _ = find(Row("a word", "reads", own, "Lance", theirs))
+    of_lance = next(each for each in metrics("reads") if each.name == theirs)
+    assert of_lance.ratio
+    assert ratio == pytest.approx(1 / of_lance.ratio)
