@@ -34,6 +34,7 @@ from storage_core.data.steps import Ingest
 from storage_core.log.job_run import run
 from storage_core.split.read import read_split
 from storage_core.store.contract import ObjectStore
+from storage_core.write.ingest.convert import shared_session
 from storage_core.write.ingest.landing import LandingFormat, LandingSpec
 from tests.support.drifting import Project
 from tests.support.quarantined import Bench
@@ -291,7 +292,8 @@ def _landed_alone(root: Path, spec: LandingSpec, columns: pa.Schema, file: Suite
 
 def land_alone(bench: Bench) -> dict[str, Landed]:
     """Ingest each landed file as a batch of its own, commit all of them, and return the result of each."""
-    results = {work.landed.path: bench.execute([work]) for work in bench.works()}
+    with shared_session():
+        results = {work.landed.path: bench.execute([work]) for work in bench.works()}
     log = bench.log
     log.commit(log.snapshot(), [action for each in results.values() for action in each.actions], operation="INGEST")
     rejected = rejected_by_file(bench.store)

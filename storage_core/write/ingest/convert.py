@@ -213,7 +213,13 @@ class _Session:
 
 @contextmanager
 def shared_session() -> Iterator[None]:
-    """Share one session among all conversions of this thread inside the block. Opening a session takes 14 ms."""
+    """Share one session among all conversions of this thread inside the block. Opening a session takes 14 ms.
+
+    A block inside another block uses the session of the outer block.
+    """
+    if _SESSION.get() is not None:
+        yield
+        return
     shared = _Session()
     token = _SESSION.set(shared)
     try:
