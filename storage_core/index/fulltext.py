@@ -217,8 +217,8 @@ class TextQuery:
             with damage.reading(f"index {self.definition.name!r}"):
                 found = searcher.tantivy.search(self.parsed, size, count=False).hits if size else []
                 hits = _hits(searcher, found, self.definition.name)
-            fresh = hits.take(~np.isin(hits.ids, seen))
-            seen = np.union1d(seen, fresh.ids)
+            fresh = hits.take(~np.isin(hits.ids, seen)) if len(seen) else hits
+            seen = np.concatenate([seen, fresh.ids])
             if len(fresh):
                 yield fresh, float(found[-1][0])
             if len(found) < size or size == count:

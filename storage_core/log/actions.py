@@ -340,7 +340,7 @@ class Add:
     @property
     def as_written(self) -> Add:
         """The entry without its deletion vector, for readers that also need the deleted rows of the file."""
-        return replace(self, deletionVector=None)
+        return self if self.deletionVector is None else replace(self, deletionVector=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,6 +68,13 @@ def gathered(found: Sequence[tuple[pa.Array, Positions]], kind: pa.DataType) -> 
     return pa.chunked_array(parts, kind)
 
 
+def _distinct(numbers: Positions) -> list[int]:
+    """Return the distinct values of ascending numbers. Most calls have only one value, which needs no sort."""
+    if len(numbers) and numbers[0] == numbers[-1]:
+        return [int(numbers[0])]
+    return [int(each) for each in np.unique(numbers)]
+
+
 # A view of a Parquet file for Arrow that omits the pages before the wanted page.
 
 
@@ -196,7 +203,7 @@ class _Taking:
         names = [name for name in chosen if name not in in_place]
         found: dict[str, list[tuple[pa.Array, Positions]]] = {name: [] for name in names}
         groups = np.searchsorted(footer.first_rows, places, side="right") - 1
-        for group in np.unique(groups).tolist() if names else ():
+        for group in _distinct(groups) if names else ():
             inside = places[groups == group] - footer.first_rows[group]
             vectors = {name: own for name in names if (own := self._vectors(group, name, inside)) is not None}
             for name, own in vectors.items():
@@ -205,7 +212,8 @@ class _Taking:
             values = self._values(group, ranges)
             for name, each in ranges.items():
                 starts = [start for start, _ in each]
-                for start, rows in zip(starts, np.split(inside, np.searchsorted(inside, starts[1:])), strict=True):
+                pages = np.split(inside, np.searchsorted(inside, starts[1:])) if len(starts) > 1 else [inside]
+                for start, rows in zip(starts, pages, strict=True):
                     found[name].append((values[name, start], rows - start))
         fields = [footer.schema.field(name) for name in chosen]
         arrays = [
@@ -218,7 +226,7 @@ class _Taking:
         if field.name not in footer.schema.names:
             return codes.leading_keys(defaults(field, len(places)))
         groups = np.searchsorted(footer.first_rows, places, side="right") - 1
-        for group in np.unique(groups).tolist():
+        for group in _distinct(groups):
             inside = places[groups == group] - footer.first_rows[group]
             ranges = self._ranges(group, field.name, inside)
             if len(ranges) > _FEW_PAGES:
@@ -263,7 +271,7 @@ class _Taking:
             return None  # At least one page ends within a row.
         numbers = np.searchsorted(pages.rows, inside, side="right") - 1
         found = np.empty((len(inside), kind.list_size), np.float32)
-        for number in np.unique(numbers).tolist():
+        for number in _distinct(numbers):
             values = self._vector_page(group, name, pages.positions[number])
             rows = int(pages.rows[number + 1] - pages.rows[number])
             if len(values) != rows * kind.list_size:
@@ -287,7 +295,7 @@ class _Taking:
         if name not in self._footer.leaves:
             return [(0, self._footer.metadata.row_group(group).num_rows)]
         bounds = self._pages(group, name).rows
-        found = np.unique(np.searchsorted(bounds, inside, side="right") - 1)
+        found = _distinct(np.searchsorted(bounds, inside, side="right") - 1)
         return [(int(bounds[each]), int(bounds[each + 1])) for each in found]
 
     def _values(self, group: int, ranges: dict[str, list[tuple[int, int]]]) -> dict[tuple[str, int], pa.Array]:

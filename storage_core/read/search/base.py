@@ -302,7 +302,8 @@ class Base:
         """
         add = self.snapshot.splits[split].as_written  # row numbers of an index are row numbers in the file
         path = self._kept.verified.path(self.store, add)
-        places, order = np.unique(rows, return_inverse=True)
+        is_ascending = bool(np.all(rows[1:] > rows[:-1]))
+        places, order = (rows, None) if is_ascending else np.unique(rows, return_inverse=True)
         stored = stored_names(self.snapshot.schema, columns)
         if path is not None and _is_ours(add):
             require_within(rows, add.numRecords or 0, split)
@@ -315,7 +316,7 @@ class Base:
         if not found.num_columns:  # all of these columns were added after the split was written
             found = pa.table({"": pa.nulls(len(places))})
         taken = conform_split(found, chosen(self.snapshot.schema, columns))
-        if len(places) < len(rows) or np.any(order[1:] < order[:-1]):
+        if order is not None:
             taken = taken.take(pa.array(order))
         self._kept.verified.recheck(self.store, [(add, path)] if path is not None else [])
         return taken
