@@ -28,6 +28,7 @@ SUFFIXES = (".parquet", ".parq", ".pq")
 """Endings of the names of Parquet files, in upper or lower case."""
 
 _ICEBERG = re.compile(r"metadata/[^/]*\.metadata\.json")
+_TIDEMARK = re.compile(r"(?:.*/)?_transaction_log/[0-9]{20}\.json", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def folder_files(uri: str) -> FolderFiles:
     counted.
 
     Raises:
-        InvalidInput: The name of a Parquet file cannot be read, or the folder is an Iceberg table.
+        InvalidInput: The name of a Parquet file cannot be read, or the folder contains an Iceberg or Tidemark table.
 
     Cost:
         One LIST per 1,000 objects.
@@ -67,7 +68,13 @@ def folder_files(uri: str) -> FolderFiles:
         if _ICEBERG.fullmatch(name):
             raise InvalidInput(
                 f"{store.uri}: the folder is an Iceberg table, and its files can contain deleted rows. Import a "
-                "query that reads the table.",
+                "query that reads the table",
+                uri=store.uri,
+            )
+        if _TIDEMARK.fullmatch(name):
+            raise InvalidInput(
+                f"{store.uri}: the folder contains a Tidemark table, and its files can contain deleted rows. Copy the "
+                "table with `tidemark clone --deep`",
                 uri=store.uri,
             )
         reason = _why_not_read(each, name, store.uri)

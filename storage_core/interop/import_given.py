@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 import pyarrow as pa
 
-from storage_core.base.errors import InvalidInput
+from storage_core.base.errors import InvalidInput, NotFound
 from storage_core.base.process import scratch_folder
 from storage_core.base.text import quoted
 from storage_core.data.formats.keys import short_hash
@@ -226,7 +226,7 @@ def answer_of(query: str, database: Path | None = None, *, name: str | None = No
 
     place = "" if database is None else str(database.resolve())
     if database is not None and not database.is_file():
-        raise InvalidInput(f"{database}: the DuckDB database does not exist. Correct the path")
+        raise NotFound(f"{database}: there is no such file or folder. Correct the location")
     with scratch_folder("import") as folder:
         try:
             with of_the_caller(database, folder=folder, memory_bytes=MEMORY_BYTES) as connection:

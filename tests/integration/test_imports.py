@@ -667,6 +667,17 @@ def test_the_folder_of_an_iceberg_table_is_not_taken_for_one_of_parquet_files(tm
         tm.Table.import_from(str(tmp_path / "table"), tmp_path / "lake")
 
 
+@pytest.mark.parametrize("inside", ["", "deep/table"])
+def test_a_folder_with_a_tidemark_table_is_refused_and_deleted_rows_stay_deleted(tmp_path: Path, inside: str) -> None:
+    lake = tmp_path / "lake"
+    source = tm.Table.create(str(lake / inside), pa.schema([("n", pa.int64())]))
+    source.append([{"n": 1}, {"n": 2}])
+    source.delete("n = 1")
+    with pytest.raises(tm.errors.InvalidInput, match=r"contains a Tidemark table.*tidemark clone --deep"):
+        tm.Table.import_from(str(tmp_path / "table"), lake)
+    assert not (tmp_path / "table").exists()
+
+
 def test_int96_that_pyarrow_reads_at_nanoseconds_is_refused_with_how_to_read_it(tmp_path: Path) -> None:
     write_int96(int96_rows(), tmp_path / "a.parquet")
     table = tm.Table.create(str(tmp_path / "t"), pa.schema([("at", pa.timestamp("us"))]))
