@@ -32,6 +32,7 @@ from jobs.spark.java import ROOT, require_java
 from storage_core.base.errors import CONNECT as CONNECT_EXTRA
 from storage_core.base.errors import PIPELINE, InvalidInput, NotFound, TidemarkError, Unavailable, needs
 from storage_core.base.process import scratch_folder
+from storage_core.base.text import quoted
 from storage_core.data.steps import LOCAL_SPARK
 
 if TYPE_CHECKING:
@@ -43,6 +44,16 @@ if TYPE_CHECKING:
 
 CONNECT = "sc://"
 """The prefix of the address of a Spark Connect server."""
+_MASTER = re.compile(r"local(\[.+\])?|local-cluster\[.+\]|yarn|(spark|k8s|sc)://.+")
+
+
+def require_form(master: str) -> None:
+    """Raise `InvalidInput` if the text does not have the form of a Spark master or of a Connect server."""
+    if not _MASTER.fullmatch(master):
+        raise InvalidInput(
+            f"the Spark master is {quoted(master)}. Write local[*], spark://host:port, k8s://host:port, yarn or "
+            f"{CONNECT}host:port"
+        )
 
 
 def resolved(master: str) -> str:
@@ -58,9 +69,9 @@ def resolved(master: str) -> str:
     if not remote or master.startswith(CONNECT):
         return master
     if not remote.startswith(CONNECT):
-        raise InvalidInput(f"SPARK_REMOTE={remote} is not a Spark Connect server. Write it as {CONNECT}host:port.")
+        raise InvalidInput(f"SPARK_REMOTE={remote} is not a Spark Connect server. Write it as {CONNECT}host:port")
     if master != LOCAL_SPARK:
-        raise InvalidInput(f"both the master {master} and SPARK_REMOTE={remote} are given. Leave one of them out.")
+        raise InvalidInput(f"both the master {master} and SPARK_REMOTE={remote} are given. Leave one of them out")
     return remote
 
 

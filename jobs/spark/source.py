@@ -210,8 +210,9 @@ def _limit(known: Mapping[str, str]) -> Limit | None:
         return None
     (unit, text), *others = found
     if others or not text.isdecimal() or not int(text):
+        shown = ", ".join(f"max_{each} {quoted(given)}" for each, given in found)
         raise InvalidInput(
-            f"the limits of a micro-batch are {found}. Give only one of max_rows, max_bytes and max_files, 1 or more."
+            f"the limits of a micro-batch are {shown}. Give only one of max_rows, max_bytes and max_files, 1 or more"
         )
     return Limit(unit, int(text))
 

@@ -27,10 +27,10 @@ import pyarrow as pa
 
 from jobs.process import progress_to_dagster
 from jobs.spark import warm
-from jobs.spark.session import SETTINGS, active, failure_of, resolved, spark_errors, start
+from jobs.spark.session import SETTINGS, active, failure_of, require_form, resolved, spark_errors, start
 from jobs.spark.warm import WarmSession
 from storage_core.base.errors import InvalidInput, TidemarkError
-from storage_core.base.text import counted, quoted
+from storage_core.base.text import alternatives, counted, quoted
 from storage_core.data.steps import LOCAL_SPARK
 from storage_core.log.job_run import Failed
 
@@ -77,7 +77,7 @@ class SmallWork:
         """
         use, known = environment.get(SPARK) or SparkUse.AUTO.value, [each.value for each in SparkUse]
         if use not in known:
-            raise InvalidInput(f"{SPARK} is {quoted(use)}. It must be {' or '.join(known)}.")
+            raise InvalidInput(f"{SPARK} is {quoted(use)}. Give {alternatives(known)}")
         usual = cls()
         return cls(
             use=SparkUse(use),
@@ -111,7 +111,7 @@ class DriverShare:
 def _whole(environment: Mapping[str, str], name: str, usual: int) -> int:
     text = environment.get(name) or str(usual)
     if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
-        raise InvalidInput(f"{name} is {quoted(text)}. It must be a whole number, or 0 for none.")
+        raise InvalidInput(f"{name} is {quoted(text)}. Give a whole number, or 0 for none")
     return int(text)
 
 
@@ -267,9 +267,12 @@ class Spark:
             the environment variable `SPARK_REMOTE`. If neither is given, this process executes small work itself until
             a session runs.
         small: The limits of small work. The default comes from the environment (`SmallWork.of`).
+
+    Raises `InvalidInput` if `master` does not have the form of an address.
     """
 
     def __init__(self, master: str = LOCAL_SPARK, small: SmallWork | None = None) -> None:
+        require_form(master)
         self._master = master
         self._small = small or SmallWork.of(os.environ)
         self._share = DriverShare(self._small)

@@ -255,7 +255,7 @@ def test_spark_says_what_cannot_be_read(session: SparkSession, events: tm.Table,
         ),
         ({"path": ""}, "the location of the table is missing"),
         ({"max_rows": "5", "max_bytes": "5"}, "the limits of a micro-batch are"),
-        ({"max_files": "0"}, "the limits of a micro-batch are"),
+        ({"max_files": "0"}, "the limits of a micro-batch are max_files '0'. Give"),
     ],
 )
 def test_options_that_contradict_the_table_are_refused(events: tm.Table, options: dict[str, str], said: str) -> None:

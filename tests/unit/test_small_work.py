@@ -91,9 +91,9 @@ def test_the_environment_says_what_is_small() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "found"),
     [
-        (SPARK, "never", r"TIDEMARK_SPARK is 'never'. It must be auto or always"),
-        (DRIVER_MIB, "64MB", r"TIDEMARK_DRIVER_MIB is '64MB'. It must be a whole number"),
-        (DRIVER_ITEMS, "-1", r"TIDEMARK_DRIVER_ITEMS is '-1'. It must be a whole number"),
+        (SPARK, "never", r"TIDEMARK_SPARK is 'never'. Give auto or always"),
+        (DRIVER_MIB, "64MB", r"TIDEMARK_DRIVER_MIB is '64MB'. Give a whole number"),
+        (DRIVER_ITEMS, "-1", r"TIDEMARK_DRIVER_ITEMS is '-1'. Give a whole number"),
     ],
 )
 def test_a_setting_that_is_none_is_named(name: str, value: str, found: str) -> None:

@@ -66,6 +66,21 @@ def refused() -> int:
         return int(free.getsockname()[1])
 
 
+@pytest.mark.parametrize("master", ["nope", "", "spark://", "local[", "http://host:7077"])
+def test_a_master_of_an_unknown_form_is_refused_before_any_work(master: str) -> None:
+    with pytest.raises(InvalidInput, match=r"the Spark master is .*\. Write local\[\*\], spark://host:port"):
+        Spark(master)
+
+
+@pytest.mark.parametrize(
+    "master",
+    ["local", "local[2]", "local[*]", "local-cluster[1,1,1024]", "yarn", "spark://a:1,b:2", "k8s://a", "sc://a"],
+)
+def test_a_master_of_a_known_form_is_accepted(master: str) -> None:
+    with Spark(master) as spark:
+        assert spark is not None
+
+
 def test_an_address_without_a_connect_server_is_named_within_the_time_for_it(silent: int, refused: int) -> None:
     for port in (silent, refused):
         found = (
