@@ -120,6 +120,13 @@ def _options(context: Any) -> list[Any]:
     return [each for each in context.command.get_params(context) if each.param_type_name == "option"]
 
 
+def _given_in(error: Any) -> str:
+    """Return the place of an invalid value: the parameter, or the environment variable with the value."""
+    parameter, context = error.param, error.ctx
+    source = context.get_parameter_source(parameter.name) if context is not None else None
+    return str(parameter.envvar) if getattr(source, "name", "") == "ENVIRONMENT" else _subject(parameter)
+
+
 def _subject(parameter: Any) -> str:
     name = str(parameter.metavar or parameter.name).partition("|")[0]
     return _long(parameter) if parameter.param_type_name == "option" else name
@@ -139,17 +146,17 @@ def _bad_value(error: Any) -> str:
     found = error.__cause__.errors()[0] if hasattr(error.__cause__, "errors") else {}
     value, form = found.get("input"), parameter.type_descriptor
     if not found:
-        return f"{_subject(parameter)} is not valid. {_advice(parameter)}"
+        return f"{_given_in(error)} is not valid. {_advice(parameter)}"
     if form.choices:
         choices = [str(getattr(each, "value", each)) for each in form.choices]
-        return choice_of(_subject(parameter), value, choices)
+        return choice_of(_given_in(error), value, choices)
     least, most = form.parameter_info.min, form.parameter_info.max
     match found["type"]:
         case "greater_than_equal" | "less_than_equal" | "greater_than" | "less_than":
             wanted = f"{least} or more" if most is None else f"{least} to {most}"
-            return f"{_subject(parameter)} is {value}. Give {wanted}"
+            return f"{_given_in(error)} is {value}. Give {wanted}"
         case _:
-            return f"{_subject(parameter)} is {quoted(value)}. Give {_noun(form.annotation)}"
+            return f"{_given_in(error)} is {quoted(value)}. Give {_noun(form.annotation)}"
 
 
 def _noun(annotation: Any) -> str:

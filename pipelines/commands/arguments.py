@@ -131,7 +131,7 @@ def resolve(text: str) -> Target:
     if not Path(text).exists():
         raise NotFound(
             f"{text!r} is neither a table declared in tables/*.yaml (declared: {known.names()}) nor a folder here"
-            + did_you_mean(text, (each.declaration.name for each in known.tables))
+            + (did_you_mean(text, (each.declaration.name for each in known.tables)) or ". Check the name")
         )
     return Target(text)
 
@@ -218,7 +218,7 @@ def windows(window: str | None, start: str | None, end: str | None, *, everythin
     chosen = window_range(window, start, end)
     if chosen.start is not None and chosen.end is not None and chosen.end <= chosen.start:
         raise InvalidInput(
-            f"--to {end} is not after --from {start}. --to is the end of the range, which is not included."
+            f"--to {end} is not after --from {start}. --to is the end of the range, which is not included"
         )
     return chosen
 
@@ -239,7 +239,7 @@ def vector_of(text: str) -> object:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         found = f"--vector: {quoted(text)} is not a JSON list of numbers"
-        raise InvalidInput(f"{found}. Write [0.1,0.2], or @ and a NumPy file, such as @query.npy.") from error
+        raise InvalidInput(f"{found}. Write [0.1,0.2], or @ and a NumPy file, such as @query.npy") from error
 
 
 def _in_file(path: str) -> object:

@@ -273,9 +273,9 @@ def _opened(file: str) -> Iterator[BinaryIO]:
         return
     path = Path(file)
     if not path.exists():
-        raise NotFound(f"{file}: there is no such file. Correct the path")
+        raise NotFound(f"{file}: there is no such file or folder. Correct the location")
     if path.is_dir():
-        raise InvalidInput(f"{file}: is a folder. Append one file.")
+        raise InvalidInput(f"{file} is a folder. Append one file")
     with path.open("rb") as stream:
         yield stream
 

@@ -100,12 +100,15 @@ Seconds = Annotated[
 ]
 MemoryMib = Annotated[
     int | None,
-    typer.Option(metavar="MIB", envvar="TIDEMARK_SQL_MEMORY_MIB", help="Memory limit in MiB (default: 4096)."),
+    typer.Option(metavar="MIB", min=16, envvar="TIDEMARK_SQL_MEMORY_MIB", help="Memory limit in MiB (default: 4096)."),
 ]
 SpillMib = Annotated[
     int | None,
     typer.Option(
-        metavar="MIB", envvar="TIDEMARK_SQL_SPILL_MIB", help="Limit of temporary disk space in MiB (default: 16384)."
+        metavar="MIB",
+        min=0,
+        envvar="TIDEMARK_SQL_SPILL_MIB",
+        help="Limit of temporary disk space in MiB (default: 16384).",
     ),
 ]
 
@@ -393,7 +396,7 @@ def search(
     known = dict.fromkeys([*table.schema.names, *answer.column_names])
     if unknown := [name for name in names or () if name not in known]:
         raise InvalidInput(
-            f"--columns: unknown column {', '.join(map(quoted, unknown))}. The answer has {', '.join(known)}."
+            f"--columns: unknown column {', '.join(map(quoted, unknown))}. The answer has {', '.join(known)}"
         )
     added = [name for name in answer.column_names if name not in table.schema.names]
     if names is not None and not {*added} & {*names}:

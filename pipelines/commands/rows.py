@@ -112,7 +112,7 @@ def _show_appended(done: Appended, *, as_json: bool) -> None:
         about = {"version": done.version, "commit_id": done.commit_id or None, "rows": done.rows, "splits": done.splits}
         output.json_line({"status": status, **about, **done.late.as_mapping()})
     else:
-        did = f"{counted(done.rows, 'row')} {status.replace('_', ' ')}"
+        did = f"{counted(done.rows, 'row')} {status}" if came_in else "nothing to do"
         output.line(f"{did} (version {done.version}, {counted(done.splits, 'split')})")
         if done.late != LateMetrics():
             late = {name.removeprefix("rows_late_"): count for name, count in done.late.as_mapping().items() if count}
@@ -171,10 +171,10 @@ def landed(file: str) -> Iterator[Path]:
         return
     if file != STDIN and path.is_dir():
         raise InvalidInput(
-            f"{file}: is a folder. Append one file, or declare the folder as a landing place and ingest."
+            f"{file} is a folder. Append one file, or declare the folder as a landing location and run tidemark ingest"
         )
     if file != STDIN and not path.exists():
-        raise NotFound(f"{file}: there is no such file. Correct the path")
+        raise NotFound(f"{file}: there is no such file or folder. Correct the location")
     from storage_core.base.process import scratch_folder
 
     with scratch_folder("append") as folder:

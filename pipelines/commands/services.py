@@ -412,7 +412,8 @@ def _declared(name: str) -> DeclaredTable:
         return found
     problems = (each.message for each in known.problems)
     likely = did_you_mean(name, (each.declaration.name for each in known.tables))
-    message = f"{name!r} is not a table declared in tables/*.yaml (declared: {known.names()}){likely}"
+    message = f"{name!r} is not a table declared in tables/*.yaml (declared: {known.names()})"
+    message += likely or ". Check the name"
     raise NotFound("\n".join([message, *problems]))
 
 

@@ -35,6 +35,14 @@ REFUSED = [
 ]
 
 
+def test_a_value_of_the_environment_is_explained_with_its_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TIDEMARK_SQL_SECONDS", "soon")
+    assert main(["sql", "t", "select 1"]) == 2
+    assert "TIDEMARK_SQL_SECONDS is 'soon'. Give a number. See" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=[" ".join(each) for each, _ in REFUSED])
 def test_an_argument_that_cannot_be_used_is_explained_in_our_words(
     arguments: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]
