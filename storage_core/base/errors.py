@@ -267,6 +267,8 @@ _ADVICE: Final = {
     errno.EDQUOT: "free some space of this user's quota, then try again",
     errno.EACCES: "give this user the right to read and write there",
     errno.EPERM: "give this user the right to read and write there",
+    errno.ENOENT: "create the folder, or correct the path",
+    errno.ENOTDIR: "correct the path, because a part of it is not a folder",
     errno.EROFS: "mount the file system writable",
     errno.EMFILE: "raise the limit of open files (ulimit -n), or run fewer tasks at a time",
     errno.ENFILE: "the machine has too many open files: close some",

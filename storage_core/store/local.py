@@ -467,7 +467,8 @@ class LocalStore:
                 return OutcomeUnknown(
                     f"the object was written, but is perhaps not durable: {unavailable(key, error).found}"
                 )
-            raise not_written(key, error) from error
+            failed = not_written(f"{key} in {self.uri}", error)
+            raise failed.reworded(failed.found, key=key) from error
 
     def make_durable(self, key: str) -> None:
         """Fsync the folder of the object, and the parent folders that are not yet durable. Raises `Unavailable`."""

@@ -55,6 +55,13 @@ _ADVICE_ACCESS = (
     ". Check the credentials in the environment and their permissions. Without s3:ListBucket, S3 also gives this "
     "answer for objects that do not exist"
 )
+_ADVICE_OF_CODE: Mapping[str, str] = {
+    "ExpiredToken": ". Renew the credentials",
+    "InvalidAccessKeyId": ". Check the credentials in the environment",
+    "RequestTimeTooSkewed": ". Correct the clock of this machine",
+    "SignatureDoesNotMatch": ". Check the credentials in the environment",
+}
+"""The advice for failures that the name of S3's error explains."""
 _ADVICE_ELSEWHERE = (
     ". Redirects are not followed: put the bucket's own region and endpoint into the URI, "
     "s3://bucket/prefix?region=…&endpoint=…"
@@ -110,6 +117,7 @@ class Failure:
         object omits the store.
         """
         kind, advice = _MEANINGS.get(self.trouble, (Unavailable, ". Try again later"))
+        advice = _ADVICE_OF_CODE.get(self.detail.rpartition(" ")[2], advice)
         of_the_store = not key or self.trouble in _OF_THE_STORE
         subject = uri if of_the_store else key if self.trouble in _OF_ONE_OBJECT else f"{key} in {uri}"
         return kind(f"{subject}: {self}{advice}", key=key or uri, detail=self.detail)

@@ -180,21 +180,22 @@ def _endpoint(text: str, place: str) -> str:
     is_same = found == text.lower().removesuffix("/")  # A URL parser drops line feeds and unreadable parts.
     if parts.scheme not in ("http", "https") or not is_host or not is_same or port == 0 or _UNWRITTEN.search(text):
         raise InvalidInput(
-            f"{place}: expected http:// or https://, a host (of a-z 0-9 - .) and perhaps a port. {FROM_THE_ENVIRONMENT}"
+            f"{place} is not a valid endpoint. Write http:// or https://, a host (of a-z 0-9 - .) and perhaps a port. "
+            f"{FROM_THE_ENVIRONMENT}"
         )
     return found
 
 
 def _region(text: str, place: str) -> str:
     if not _REGION.fullmatch(text):
-        raise InvalidInput(f"{place}: expected the name of a region, such as eu-central-1. Correct the region")
+        raise InvalidInput(f"{place} is not a valid region. Write the name of a region, such as eu-central-1")
     return text
 
 
 def _path_style(text: str, place: str) -> bool:
     found = _BOOLEANS.get(text.lower())
     if found is None:
-        raise InvalidInput(f"{place}: expected true or false. Write one of them")
+        raise InvalidInput(f"{place} is neither true nor false. Write true or false")
     return found
 
 
