@@ -89,10 +89,11 @@ def run_ingest(job: JobRun[Ingest]) -> JobReport:
         job.use(table.log, table.snapshot)
     spec = (declaration and declaration.landing_spec()) or landing_of(job.before.metadata.configuration)
     if spec is None:
-        where = options.declaration or f"{job.uri} (and no --declaration is given)"
+        landing = "landing: {uri: …, format: …}"
+        if options.declaration:
+            raise InvalidInput(f"{options.declaration}: no landing location is declared. Add {landing} to this file")
         raise InvalidInput(
-            f"{where}: no landing place is declared. Add landing: {{uri: …, format: …}} to the declaration of the "
-            "table."
+            f"{job.uri}: no landing location is declared. Give --declaration FILE, and add {landing} to the file"
         )
     reject_overlap(spec.uri, job.uri, "the table")
     return _from_delta(job, spec) if spec.is_delta else _from_files(job, spec)
@@ -399,7 +400,7 @@ def _due_announced(spec: LandingSpec, snapshot: Snapshot | None, now_ms: int) ->
 
     in_ms = 0 if snapshot is None else until_listing_ms(snapshot.txns, spec, now_ms)
     if in_ms <= 0:
-        return DueRun(reason="a listing of the landing place")
+        return DueRun(reason="a listing of the landing location")
     if waiting := Queue.of(spec).waiting():
         return DueRun(reason=f"{counted(waiting, 'message')} of the queue", items=waiting)
     return Outlook(due=None, in_ms=in_ms)

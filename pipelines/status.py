@@ -176,7 +176,7 @@ class ExternalLook:
         found = survey(spec, most=MOST_LANDED)
         self.lists += max(found.entries - 1, 0) // PAGE_KEYS
         if found.entries >= MOST_LANDED:
-            self._unknown["ingest"] = f"the landing place contains {counted(MOST_LANDED, 'file')} or more"
+            self._unknown["ingest"] = f"the landing location contains {counted(MOST_LANDED, 'file')} or more"
             return None
         waiting = pending(self.table.snapshot, found.files) if self.table else found.files
         sizes = [each.size for each in waiting]

@@ -285,7 +285,7 @@ def _require_apart(
     if landing is not None and (name := tables.overlapping(landing)) is not None:
         raise _in_field(file, "landing", landing_overlap(f"the table {name!r}"))
     if (name := landings.overlapping(table)) is not None:
-        raise _in_field(file, "uri", landing_overlap("the table", f"the landing place of {name!r}"))
+        raise _in_field(file, "uri", landing_overlap("the table", f"the landing location of {name!r}"))
 
 
 def _require_outside(file: Path, declaration: TableDeclaration, table: Sequence[str], tables: _Locations) -> None:

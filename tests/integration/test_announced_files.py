@@ -33,7 +33,7 @@ from tidemark import Table
 
 @pytest.fixture
 def place(s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AnnouncedPlace:
-    """Return a landing place that was listed before. Therefore the next run finds only announced files."""
+    """Return a landing location that was listed before. Therefore the next run finds only announced files."""
     monkeypatch.setattr(announcements, "_WAIT_SECONDS", 0)  # this server finds each message at once
     made = AnnouncedPlace(s3_server, tmp_path)
     made.ingest()
@@ -316,7 +316,7 @@ def test_a_run_is_due_when_messages_wait_or_a_listing_is_due(place: AnnouncedPla
     place.clock.now += 3_600_000
     due = due_run("ingest", inputs())
     assert due is not None
-    assert due.reason == "a listing of the landing place"
+    assert due.reason == "a listing of the landing location"
 
 
 def test_the_notifications_of_the_server_itself_are_ingested(

@@ -169,7 +169,7 @@ REASONS: Sequence[str] = (
             "it is a zip archive. Land its files one by one",
             "it is an ORC file",
             "its header is not UTF-8. Declare its `encoding` in `landing`, or write it as UTF-8",
-            "its header has unknown or repeated columns: .+",
+            "its columns are not those of the table .+",
             "its Avro schema is not a record",
             "its Avro schema cannot be used. It is invalid, too deep, or has a type inside itself",
             "its Avro record has no fields. Write records with fields",

@@ -179,7 +179,7 @@ CASES = {
     ),
     "3 MB of empty objects": Case("ndjson", lambda: b"{}\n" * MILLION, MILLION),
     "CSV of 1,000,000 columns": _file(
-        "csv", lambda: b"," * MILLION + b"\n1\n", "its header has unknown or repeated columns"
+        "csv", lambda: b"," * MILLION + b"\n1\n", "its columns are not those of the table"
     ),
     "CSV records of 1,000,000 columns": Case(
         "csv", lambda: b"a,s\n1,x\n" + b"," * MILLION + b"\n2,y\n", 2, "the record has 1000001 fields"

@@ -242,4 +242,4 @@ def test_a_table_below_its_landing_place_ingests_nothing(place: Path, capfd: pyt
     (place / "tables" / "events.yaml").write_text(declaration, encoding="utf-8")
     for command in (["tables"], ["init", "events"], ["ingest", "events"], ["ingest", "events", "--dry-run"]):
         assert main(command) == 2
-        assert "the landing place and the table overlap" in capfd.readouterr().err
+        assert "the landing location and the table overlap" in capfd.readouterr().err

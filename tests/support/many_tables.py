@@ -30,7 +30,7 @@ def declare_tables(root: Path, count: int) -> Path:
 def land_line(declaration: TableDeclaration) -> None:
     """Land one row in a new file."""
     if declaration.landing is None:
-        raise ValueError(f"{declaration.name} has no landing place")
+        raise ValueError(f"{declaration.name} has no landing location")
     folder = Path(declaration.landing.uri)
     folder.mkdir(parents=True, exist_ok=True)
     line = '{"timestamp": "2026-02-01T00:00:00Z", "status": 1, "message": "m"}\n'

@@ -116,9 +116,9 @@ def spec(**settings: Any) -> LandingSpec:
         ({"queue": QUEUE.replace("//", "//key:secret@")}, "may contain credentials"),
         ({"queue": QUEUE + "?X-Amz-Signature=secret"}, "may contain credentials"),
         ({"queue": QUEUE + ".fifo"}, "FIFO"),
-        ({"queue": QUEUE, "uri": "landing/in"}, "landing place on S3"),
+        ({"queue": QUEUE, "uri": "landing/in"}, "landing location on S3"),
         ({"queue": QUEUE, "format": "delta"}, "Delta table"),
-        ({"list_every_ms": 1}, "landing place with a queue"),
+        ({"list_every_ms": 1}, "landing location with a queue"),
         ({"queue": QUEUE, "list_every_ms": 59_999}, "shorter than 1m"),
     ],
 )

@@ -162,14 +162,14 @@ def test_a_landing_place_that_contains_a_table_is_refused_before_a_file_is_read(
     (tmp_path / "link").symlink_to(tmp_path / "data")
     place = place.format(root=tmp_path)
     Table.create(f"{place}{inner}", TIMED)
-    with pytest.raises(InvalidInput, match="the landing place contains a table"):
+    with pytest.raises(InvalidInput, match="the landing location contains a table"):
         survey(LandingSpec(uri=place, format="parquet"))
 
 
 def test_a_landing_place_that_contains_a_raw_log_is_refused(tmp_path: Path) -> None:
     key = raw_chunk_key(ChunkKey(segment_ms=1, writer="01234567-89ab-cdef-0123-456789abcdef", number=1))
     open_store(str(tmp_path / "landing/raw")).put(key, b"chunk", IfAbsent())
-    with pytest.raises(InvalidInput, match="the landing place contains a raw log in its folder 'raw'"):
+    with pytest.raises(InvalidInput, match="the landing location contains a raw log in its folder 'raw'"):
         survey(LandingSpec(uri=str(tmp_path / "landing"), format="ndjson"))
 
 

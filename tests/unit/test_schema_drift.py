@@ -453,7 +453,7 @@ def test_only_the_rule_add_stores_typed_values_as_text(project: Project) -> None
     project.declare("format: parquet, on_new_field: ignore", "{id: long, v: string}")
     write(project.root / "landing", "parquet", pa.table({"id": [1], "v": [5]}))
     project.ingest()
-    assert "column 'v' has type int64, the table has string" in project.reasons()[0]
+    assert "column 'v' has type int64, but the table has string" in project.reasons()[0]
 
 
 def test_a_column_without_values_does_not_reject_the_file_whose_other_column_is_new(
@@ -488,7 +488,7 @@ def test_csv_numbers_with_leading_zeros_stay_text(project: Project) -> None:
     [
         ("format: ndjson, on_new_field: drop", "on_new_field is 'drop'. Give quarantine, ignore, add or column:NAME"),
         ("format: ndjson, on_new_field: 'column:'", "on_new_field is 'column:'"),
-        ("format: ndjson, on_new_field: 'column:nope'", "'nope' is not a column of the table"),
+        ("format: ndjson, on_new_field: 'column:nope'", "unknown column 'nope'. The table has id"),
         ("format: ndjson, on_new_field: 'column:n'", "column 'n' cannot get the new fields"),
         ("format: ndjson, on_type_conflict: narrow", "on_type_conflict"),
         ("format: ndjson, max_new_fields: 5", "max_new_fields limits the columns that a run adds"),

@@ -243,7 +243,7 @@ def test_what_cannot_be_known_of_a_step_is_said_and_hides_no_other(
     monkeypatch.setattr(external_debt, "MOST_LANDED", 3)
     full = look(replace(place, landing=landed(tmp_path / "full", 3)), ManualClock()).status
     assert full is not None
-    assert full.unknown["ingest"] == "the landing place contains 3 files or more"
+    assert full.unknown["ingest"] == "the landing location contains 3 files or more"
 
 
 def test_what_holds_bytes_of_a_table_is_said_with_its_end(tmp_path: Path) -> None:

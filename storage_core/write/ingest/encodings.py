@@ -79,7 +79,7 @@ class _Recoded(io.RawIOBase):
             try:
                 text = self._decoder.decode(chunk, final=self._is_ended)
             except UnicodeDecodeError as error:
-                raise unsound(f"its text is not {self._encoding}. Check the `encoding` of the landing place") from error
+                raise unsound(f"its text is not {self._encoding}. Check the landing location's `encoding`") from error
             self._held = memoryview(_utf8(text))
         data = self._held[: len(buffer)]
         buffer[: len(data)] = data

@@ -276,7 +276,7 @@ Ingest stops, skips the version, or applies the version.
 Envelope = Literal["debezium"]
 """The form of JSON objects that contain a change of a row (`debezium`)."""
 
-APART = "Choose a landing place that does not lie in a table or a raw log and does not contain one."
+APART = "Choose a landing location that does not lie in a table or a raw log and does not contain one"
 MOST_NAMES = 20
 """The maximum number of unread files whose names are in a report. The count in the report includes all unread files."""
 
@@ -420,23 +420,27 @@ class LandingSpec:
     def _check_queue(self) -> None:
         if self.queue is None:
             if self.list_every_ms is not None:
-                raise InvalidInput("list_every is for a landing place with a queue. Add the queue, or leave it out")
+                raise InvalidInput(
+                    "list_every is for a landing location with a queue. Add the queue, or leave list_every out"
+                )
             return
         if self.list_every_ms is not None and self.list_every_ms < _LEAST_LIST_EVERY_MS:
             raise InvalidInput("list_every is shorter than 1m. Each listing adds a commit, so use at least 1m")
         if self.is_delta:
             raise InvalidInput("a Delta table is read by its versions. Leave out `queue`, which is for landed files")
         if scheme_of(self.uri) != "s3":
-            raise InvalidInput("queue is for a landing place on S3. Leave it out, or land the files on s3://…")
+            raise InvalidInput("queue is for a landing location on S3. Leave queue out, or land the files on s3://…")
         check_queue(self.queue)
 
     def _check_text_settings(self) -> None:
         given = [name for name in _OF_CSV if getattr(self, name) not in (None, True, ())]
         if given and self.format != "csv":
-            raise InvalidInput(f"format {self.format!r}: {given[0]} is for CSV. Leave it out")
+            raise InvalidInput(
+                f"{given[0]} is only for the format csv, and format is {self.format!r}. Leave {given[0]} out"
+            )
         if self.encoding is not None:
             if self.format in (*TYPED, "delta"):
-                raise InvalidInput(f"format {self.format!r}: encoding is for text. Leave it out")
+                raise InvalidInput(f"encoding is only for text, and format is {self.format!r}. Leave encoding out")
             check_encoding(self.encoding)
         if self.format == "csv":
             if self.header and self.columns:
@@ -508,7 +512,7 @@ class LandingSpec:
         Raises `InvalidInput` if the meaning depends on an unknown arrival time.
         """
         if self.year is not None and landed.landed_ms is None:
-            raise InvalidInput(f"{landed.path}: the time of its arrival is unknown. List the landing place again")
+            raise InvalidInput(f"{landed.path}: the time of its arrival is unknown. List the landing location again")
         arrival = None if self.year is None else landed.landed_ms
         return LandedTimes(dict(self.times), self.nanoseconds == "truncate", arrival)
 
@@ -645,7 +649,7 @@ def reject_overlap(landing: str, other: str, what: str) -> None:
         raise landing_overlap(what)
 
 
-def landing_overlap(what: str, landing: str = "the landing place") -> InvalidInput:
+def landing_overlap(what: str, landing: str = "the landing location") -> InvalidInput:
     """Return the error for a landing location that overlaps `what`."""
     return InvalidInput(f"{landing} and {what} overlap. {APART}")
 
@@ -699,7 +703,7 @@ def _reject_table_or_raw_log(key: str) -> None:
         parsed = parse_key(prefix + inside) if prefix == LOG_PREFIX else parse_raw_key(prefix + inside)
         if isinstance(parsed, ChunkKey) or getattr(parsed, "version", None) is not None:
             where = f" in its folder {printable_name(folder[1:])!r}" if folder else ""
-            raise InvalidInput(f"the landing place contains {what}{where}. {APART}")
+            raise InvalidInput(f"the landing location contains {what}{where}. {APART}")
 
 
 def is_wanted(name: str, suffix: str | None) -> bool:

@@ -30,7 +30,7 @@ import pyarrow.csv as pa_csv
 
 from storage_core.base.errors import unsound
 from storage_core.base.process import scratch, scratch_folder
-from storage_core.base.text import fitted, shortened
+from storage_core.base.text import fitted, names_of, repeated, shortened, unknown_names
 from storage_core.data.rows.conform import conform
 from storage_core.data.rows.vectors import is_vector
 from storage_core.write.ingest.changes import ChangeFormat
@@ -213,7 +213,7 @@ def _check_header(text: pa.NativeFile, names: Sequence[str], dialect: Dialect, m
     except csv.Error as error:
         raise unsound("its header is not a line of CSV. Check its quotes") from error
     if len(columns) > most:
-        raise unsound(_other_columns([each for each in columns if each not in names]))
+        raise unsound(_other_columns(columns, [each for each in columns if each not in names], names))
     return columns
 
 
@@ -315,16 +315,17 @@ def _open(
         raise unsound("its header is not a line of CSV. Check its quotes") from error
     unknown = [name for name in names if name not in target.schema.names and target.drift.new_field == "quarantine"]
     if unknown or len(set(names)) != len(names):
-        raise unsound(_other_columns(unknown or names))
+        raise unsound(_other_columns(names, unknown, target.schema.names))
     if any(not pa.types.is_binary(each.type) for each in reader.schema):
         raise unsound("its header has both quoted and unquoted names. Quote each name of the header, or none")
     return reader
 
 
-def _other_columns(names: Sequence[str]) -> str:
-    shown = ", ".join(each or "a blank name" for each in names[:_MOST_SHOWN])
-    said = f"its header has unknown or repeated columns: {shortened(shown, 500)}"
-    other = next((sign for sign in ";\t|" if len(names) == 1 and sign in names[0]), None)
+def _other_columns(header: Sequence[str], unknown: Sequence[str], known: Sequence[str]) -> str:
+    if not unknown:
+        return f"its header has a column twice: {names_of(sorted(repeated(header)))}. Write each column once"
+    said = f"its columns are not those of the table ({shortened(unknown_names('column', unknown, known), 500)})"
+    other = next((sign for sign in ";\t|" if len(unknown) == 1 and sign in unknown[0]), None)
     return said if other is None else f"{said}. Declare `delimiter: {json.dumps(other)}` in `landing`"
 
 
