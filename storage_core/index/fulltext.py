@@ -121,9 +121,9 @@ def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
             )
             raise InvalidInput(f"index {definition.name!r}: {what}")
         if not pa.types.is_string(kind := schema.field(column).type):
-            found = f"{column!r} is {type_text(kind)}"
             raise InvalidInput(
-                f"index {definition.name!r}: full text needs string columns, {found}. Name other columns"
+                f"index {definition.name!r}: full text needs string columns, but {column!r} has type "
+                f"{type_text(kind)}. Name other columns"
             )
     text_files.validate_tokenizers(definition)
 
@@ -326,7 +326,8 @@ def _refusing(query: TextQuery) -> Iterator[None]:
 def _unparsable(query: TextQuery, reason: str) -> InvalidInput:
     columns = ", ".join(query.definition.columns)
     return InvalidInput(
-        f"full-text query {quoted(query.text, 300)} on index {query.definition.name!r}: {shortened(reason, 300)}. "
+        f"the full-text query {quoted(query.text, 300)} on index {query.definition.name!r} cannot be run: "
+        f"{shortened(reason, 300)}. "
         f'Fields are {columns}. Put text with `:`, `/`, `(`, `[` or `"` in double quotes',
         index=query.definition.name,
         query=shortened(query.text, 300),

@@ -588,7 +588,7 @@ def read(text: str) -> Node:
         with damage.as_query_error():
             tree = cast("Node", tantivy.parse_query(written))
     except ValueError as error:
-        raise ValueError("it is not a valid query") from error
+        raise ValueError("the query is not valid") from error
     if written != text:
         for node, _, _ in walk(tree):
             _put_back(cast("dict[str, Any]", node), stand_in)

@@ -298,7 +298,7 @@ REFUSED: Mapping[str, tuple[Callable[[Table], object], str]] = {
     "facets of a column without bitmaps": (lambda t: t.search_facets("tide", "text", index="words"), "bitmap index"),
     "facets of no column": (
         lambda t: t.search_facets("tide", None, index="words"),  # type: ignore[arg-type]
-        "by is None. Give a text.",
+        "by is None. Give a text",
     ),
     "no facets": (lambda t: t.search_facets("tide", "level", index="words", limit=0), "limit is 0"),
     "a filter that is none": (

@@ -126,7 +126,7 @@ def test_what_is_no_vector_of_the_index_is_refused(table: Table, given: object) 
         ({"vector": [1, 2, 3, 4], "nprobe": 0}, "nprobe is 0"),
         ({"vector": [1, 2, 3, 4], "nprobe": "all"}, "nprobe is 'all'"),
         ({"query": "row", "nprobe": 4}, "nprobe is for searches by vector"),
-        ({"vector": [1, 2, 3, 4], "index": 7}, "index is 7. Give a text or a list of names"),
+        ({"vector": [1, 2, 3, 4], "index": 7}, "index is 7. Give a text, a list of names or None"),
         ({"vector": [1, 2, 3, 4], "filter": "nope > 1"}, "nope"),
         ({"vector": [1, 2, 3, 4], "limit": 0}, "limit is 0"),
     ],

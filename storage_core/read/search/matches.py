@@ -21,7 +21,7 @@ from pyroaring import BitMap
 
 from storage_core.base.errors import InvalidInput
 from storage_core.base.process import QUERY_BYTES, require_headroom
-from storage_core.base.text import quoted
+from storage_core.base.text import names_of, quoted, unknown_names
 from storage_core.data.rows.keys import bitmap_of, positions
 from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import fulltext
@@ -298,10 +298,11 @@ def bitmap_index_over(snapshot: Snapshot, by: object) -> tuple[IndexDefinition, 
     for definition in defined:
         if isinstance(by, str) and by in definition.columns:
             return definition, by
-    known = ", ".join(dict.fromkeys(column for each in defined for column in each.columns)) or "none"
-    raise InvalidInput(
-        f"facets need a column with a bitmap index, and {quoted(by)} has none. Name one of these columns: {known}"
-    )
+    if not isinstance(by, str) or by not in snapshot.schema.names:
+        raise InvalidInput(unknown_names("column", [str(by)], snapshot.schema.names))
+    known = names_of(list(dict.fromkeys(column for each in defined for column in each.columns)))
+    advice = f"Name one of the columns {known}" if known else "Add a bitmap index over the column to indexes"
+    raise InvalidInput(f"facets need a column with a bitmap index, and {quoted(by)} has none. {advice}")
 
 
 class _Facets:

@@ -317,7 +317,7 @@ def with_snippets(
     definition = _text_index(snapshot, index, query)
     if definition.kind != "fulltext" or not isinstance(query, str):
         raise InvalidInput(
-            f"snippets need a full-text index, but index {definition.name!r} is {definition.kind}. "
+            f"snippets need a full-text index, but index {definition.name!r} has the kind {definition.kind}. "
             "Name a full-text index, or leave snippets out"
         )
     parsed = fulltext.parse(query, definition, syntax=syntax)

@@ -326,8 +326,10 @@ def request_of(snapshot: Snapshot, given: SearchQuestion) -> SearchRequest:
     if is_of_both or (isinstance(given.index, list | tuple) and len(given.index) != 1):
         return _request_of_several(snapshot, given, fusion)
     if given.weights is not None or given.fusion != "rrf":
-        what = "weights are" if given.weights is not None else f"fusion {given.fusion!r} is"
-        raise InvalidInput(f"{what} only for a search by several indexes, and this search uses one. Leave it out")
+        what, name = (
+            ("weights are", "weights") if given.weights is not None else (f"fusion {given.fusion!r} is", "fusion")
+        )
+        raise InvalidInput(f"{what} only for a search by several indexes, and this search uses one. Leave {name} out")
     index = given.index[0] if isinstance(given.index, list | tuple) else given.index
     definition = index_for(snapshot, index, by_vector=given.vector is not None)
     return SearchRequest([IndexQuestion(definition, question(definition, snapshot, given))])
@@ -380,18 +382,20 @@ def question(definition: IndexDefinition, snapshot: Snapshot, given: SearchQuest
         )
     if nprobe is not None and definition.kind != "vector":
         raise InvalidInput(
-            f"nprobe is for searches by vector, and index {definition.name!r} is {definition.kind}. Leave nprobe out"
+            f"nprobe is for searches by vector, and index {definition.name!r} has the kind {definition.kind}. Leave "
+            "nprobe out"
         )
     if boosts and definition.kind != "fulltext":
         raise InvalidInput(
-            f"boosts are for full text, and index {definition.name!r} is {definition.kind}. Leave the boosts out"
+            f"boosts are for full text, and index {definition.name!r} has the kind {definition.kind}. Leave the boosts "
+            "out"
         )
     match definition.kind:
         case "fulltext":
             if not isinstance(query, str):
+                given_query = "no query was given" if query is None else f"the query is {quoted(query)}"
                 raise InvalidInput(
-                    f"full-text index {definition.name!r} needs a text, and the query is {query!r}. Give words to "
-                    "search for"
+                    f"full-text index {definition.name!r} needs a text, and {given_query}. Give words to search for"
                 )
             return fulltext.parse(query, definition, syntax=given.syntax, boosts=boosts)
         case "bitmap":
