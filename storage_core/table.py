@@ -1344,7 +1344,7 @@ class Table:
             One GET for each version file.
         """
         if limit is not None and limit < 0:
-            raise InvalidInput(f"limit is {quoted(limit)}. Give a number of commits, or None for all.", limit=limit)
+            raise InvalidInput(f"limit is {quoted(limit)}. Give a number of commits, or None for all", limit=limit)
         return list(islice(self._log.history(self.version), None if limit is None else min(limit, self.version + 1)))
 
     @_call
@@ -1788,7 +1788,9 @@ def _opened(name: str, given: object, consistency: str) -> Opened | pa.Table:
         given = pa.Table.from_batches([given])
     rows = read_whole(given) if is_stream(given) else given
     if not isinstance(rows, pa.Table):
-        raise InvalidInput(f"{name} of a query is {quoted(given)}. Give a table or Arrow data", name=name)
+        raise InvalidInput(
+            f"the table {quoted(name)} of the query is {quoted(given)}. Give a Table or Arrow data", name=name
+        )
     try:
         return rows if is_stream(given) else validated_rows(rows)
     except InvalidInput as error:

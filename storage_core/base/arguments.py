@@ -15,7 +15,7 @@ from functools import wraps
 from typing import Final, ParamSpec, TypeVar
 
 from storage_core.base.errors import InvalidInput
-from storage_core.base.text import quoted
+from storage_core.base.text import alternatives, quoted
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,7 +65,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         for name, value in (*zip(names, args, strict=False), *kwargs.items()):
             if name in tests and not tests[name][0](value):
-                raise InvalidInput(f"{name} is {quoted(value)}. Give {tests[name][1]}.", argument=name)
+                raise InvalidInput(f"{name} is {quoted(value)}. Give {tests[name][1]}", argument=name)
         return function(*args, **kwargs)
 
     return call
@@ -93,7 +93,7 @@ def _kind_of(annotation: str) -> Kind | None:
     known = [each for each in members if each is not None]
     if len(known) < len(members):
         return None
-    return lambda value: any(test(value) for test, _ in known), " or ".join(wanted for _, wanted in known)
+    return lambda value: any(test(value) for test, _ in known), alternatives(wanted for _, wanted in known)
 
 
 def _members(annotation: str) -> list[str]:

@@ -98,12 +98,12 @@ class QueryLimits:
         """Raise `InvalidInput` for an invalid limit."""
         if isinstance(self.seconds, bool) or not isinstance(self.seconds, int | float):
             raise InvalidInput(
-                f"seconds of a query is {quoted(self.seconds)}. Give a number of seconds",
+                f"the time limit `seconds` is {quoted(self.seconds)}. Give a number of seconds",
                 seconds=self.seconds,
             )
         if not 0 < self.seconds <= LONGEST_QUERY_SECONDS:  # NaN is also refused
             raise InvalidInput(
-                f"seconds of a query is {quoted(self.seconds)}. Give a number above 0 and at most "
+                f"the time limit `seconds` is {quoted(self.seconds)}. Give a number above 0 and at most "
                 f"{LONGEST_QUERY_SECONDS}",
                 seconds=self.seconds,
             )
@@ -111,6 +111,6 @@ class QueryLimits:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
                 raise InvalidInput(
-                    f"{name} of a query is {quoted(value)}. Give a number of bytes, {least} or more",
+                    f"the limit `{name}` is {quoted(value)}. Give a number of bytes, {least} or more",
                     **{name: value},
                 )

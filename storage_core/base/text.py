@@ -131,7 +131,7 @@ def quoted(value: object, most: int = 80) -> str:
     """Return the Python notation of a value, with a limited length.
 
     A text is cut after `most` characters. For a list or an object, the result contains only the number of elements. The
-    function never traverses the elements.
+    function never traverses the elements. For a value without a notation, the result contains only its type.
     """
     match value:
         case str():
@@ -139,13 +139,14 @@ def quoted(value: object, most: int = 80) -> str:
         case bytes():
             return repr(value[:most]) + _more(len(value) - most, "byte")
         case dict():
-            return f"an object of {len(value)} fields"
+            return f"an object of {counted(len(value), 'field')}"
         case list() | tuple():
-            return f"a list of {len(value)} values"
+            return f"a list of {counted(len(value), 'value')}"
         case int() if value.bit_length() > 64:
             return f"a whole number of {value.bit_length()} bits"
         case _:
-            return shortened(repr(value), most)
+            shown = repr(value)
+            return f"an object of the type {type(value).__name__}" if shown.startswith("<") else shortened(shown, most)
 
 
 def escaped(text: str, *, keep: str = "") -> str:

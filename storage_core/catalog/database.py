@@ -33,7 +33,7 @@ from storage_core.base.errors import (
     Unsupported,
     needs,
 )
-from storage_core.base.text import escaped, quoted, shortened, without_locations
+from storage_core.base.text import alternatives, escaped, quoted, shortened, without_locations
 from storage_core.catalog.schema import MARKER, METADATA
 
 if TYPE_CHECKING:
@@ -76,8 +76,7 @@ def require_read_statement(statement: str, place: str) -> None:
     if found not in ASKING - ({"explain", "show"} if first == "explain" else set()):
         name = f"{first} {found}".strip() if first == "explain" else first or "a character that is not a letter"
         raise InvalidInput(
-            f"{place}: the statement begins with {quoted(name)}. Begin it with {', '.join(sorted(ASKING))}, or with "
-            "EXPLAIN before one of these",
+            f"{place}: the statement begins with {quoted(name)}. Begin it with {alternatives(sorted(ASKING))}",
             place=place,
         )
 

@@ -36,11 +36,17 @@ _SQL_TYPES: Final = {
 _TRY = "Use try_cast to get null, or correct the text"
 
 
-def syntax_fault(text: str) -> str:
-    """Return the place or the kind of a syntax error, such as ` near 'x'`. Return an empty text if both are unknown."""
+def syntax_fault(text: str, statement: str | None = None) -> str:
+    """Return the place or the kind of a syntax error, such as ` near 'x'`. Return an empty text if both are unknown.
+
+    Args:
+        text: The text of the error.
+        statement: The text that the user wrote, if it is only a part of the parsed text. If the place is not in this
+            part, the end of this part is missing.
+    """
     near = re.search(r'near "(.*)"', text, re.DOTALL)
     if near is not None:
-        return f" near {quoted(near[1])}"
+        return f" near {quoted(near[1])}" if statement is None or near[1] in statement else ": its end is missing"
     if text.startswith("unterminated"):
         return ": a quote is not closed"
     return ": its end is missing" if "end of input" in text else ""

@@ -311,7 +311,7 @@ def parse(text: object, what: str = "query", *, given: str | None = None) -> Nod
         quoted_text = shown(text if given is None else given)
         if _PARSER_NO_SELECT in tree["error_message"]:
             raise _several(what, quoted_text, text)
-        where = syntax_fault(tree["error_message"])
+        where = syntax_fault(tree["error_message"], given)
         advice = "Correct it there" if where else "Correct it"
         if what == "condition":
             advice = _EXAMPLE

@@ -243,6 +243,10 @@ class Column:
     def __init__(self, name: str) -> None:
         self._name = name
 
+    def __repr__(self) -> str:
+        """Return the expression that creates this column."""
+        return f"col({self._name!r})"
+
     def __bool__(self) -> NoReturn:
         """Raise `InvalidInput`, because a column has no truth value."""
         raise _no_truth_value()

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from storage_core.base.errors import InvalidInput
+from storage_core.change.statement import expr
 from storage_core.engine.faults import fault_of, syntax_fault
 from storage_core.table import Table
 
@@ -143,3 +144,11 @@ def test_a_fault_of_syntax_names_the_word() -> None:
     assert syntax_fault('syntax error at or near "a "" b"') == " near 'a \"\" b'"
     assert syntax_fault("syntax error at end of input") == ": its end is missing"
     assert syntax_fault("anything else") == ""
+
+
+def test_a_place_that_the_user_did_not_write_means_that_the_end_is_missing() -> None:
+    error = 'syntax error at or near "FROM"'
+    assert syntax_fault(error, "ms +") == ": its end is missing"
+    assert syntax_fault(error, "ms + FROM") == " near 'FROM'"
+    with pytest.raises(InvalidInput, match=r"^the expression 'ms \+' is not valid SQL: its end is missing"):
+        expr("ms +")

@@ -43,7 +43,7 @@ def test_values_are_quoted_without_a_walk_through_them() -> None:
     assert quoted("it's\x1b") == '"it\'s\\x1b"'
     assert quoted("x" * 81) == f"'{'x' * 80}'… and 1 more character"
     assert quoted(b"\0" * 3, 2) == "b'\\x00\\x00'… and 1 more byte"
-    assert quoted({"a": 1}) == "an object of 1 fields"
+    assert quoted({"a": 1}) == "an object of 1 field"
     assert quoted([1, 2]) == "a list of 2 values"
     assert quoted(10**5000) == f"a whole number of {(10**5000).bit_length()} bits"
     assert quoted(None) == "None"
