@@ -279,10 +279,12 @@ def declared_changes(
         elif widens and may_widen(field.type, own.type):
             continue
         elif may_widen(field.type, own.type):
-            kind = type_name(own.type)
+            kind = _declared_type(own.type)
             raise _undeclared(name, field, f"it is {kind} in the table. Declare it as {kind}")
         elif own.type != field.type and not may_widen(own.type, field.type):
-            raise _undeclared(name, field, f"it is {type_text(own.type)} in the table. Add a column of the other type")
+            raise _undeclared(
+                name, field, f"it is {_declared_type(own.type)} in the table. Add a column of the other type"
+            )
         elif own.type != field.type:
             changes.append(widen_column(field.name, field.type))
     gone = next((each for each in found if each.name not in declared.names), None)
@@ -295,6 +297,12 @@ def declared_changes(
 def _undeclared(name: str, field: pa.Field, why: str) -> InvalidInput:
     message = f"the declaration of {name!r} differs from the existing table in column {field.name!r}: {why}"
     return InvalidInput(message, changed=["columns"], column=field.name)
+
+
+def _declared_type(type_: pa.DataType) -> str:
+    """Return the name of a type as declarations write it."""
+    name = type_name(type_)
+    return "int" if name == "integer" else name
 
 
 def _nullability(field: pa.Field) -> str:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args
 
 import yaml
 from pydantic import ValidationError
@@ -335,14 +335,14 @@ def _what_is_wrong(error: ErrorDetails, field: str, model: type[Closed]) -> str:
     kind, found = error["type"], error["input"]
     match kind:
         case "missing":
-            return f"{field}: is missing. Add it"
+            return f"{field} is missing. Add it"
         case "extra_forbidden":
             known = _known_fields(model, error["loc"][:-1])
-            return f"unknown {field}{did_you_mean(error['loc'][-1], known) or '. Check its spelling'}"
+            return f"unknown {field}{did_you_mean(error['loc'][-1], known) or _choices(known)}"
         case "model_type" if not error["loc"]:
             required = [name for name, each in model.model_fields.items() if each.is_required()]
             least = f" with at least {', '.join(required[:-1])} and {required[-1]}" if required else ""
-            return f"{field} is {_found(found)}. Write a mapping{least}"
+            return f"the file is {_found(found)}. Write a mapping{least}"
         case "value_error":
             return _of_a_value(field, without_locations(str(error["ctx"]["error"])))
         case "literal_error" | "enum":
@@ -358,6 +358,10 @@ def _what_is_wrong(error: ErrorDetails, field: str, model: type[Closed]) -> str:
             return f"{field} is {_found(found)}. {advice}"
 
 
+def _choices(known: Sequence[str]) -> str:
+    return f". The fields here are {', '.join(known)}" if known else ". Check its spelling"
+
+
 def _of_a_value(field: str, text: str) -> str:
     """Return the message about a value. If the text begins with the name of the field, the name is not repeated."""
     name = field.removeprefix("field `").removesuffix("`")
@@ -370,12 +374,21 @@ def _known_fields(model: type[Closed], way: Sequence[str | int]) -> list[str]:
     """Return the fields of the mapping at this place of a declaration. If they are unknown, return no fields."""
     fields = model.model_fields
     for part in way:
-        annotation = fields[part].annotation if isinstance(part, str) and part in fields else None
-        inner = [each for each in (annotation, *get_args(annotation)) if hasattr(each, "model_fields")]
+        if isinstance(part, int):
+            continue  # the elements of a list have the fields that are already found
+        annotation = fields[part].annotation if part in fields else None
+        inner = [each for each in _parts(annotation) if hasattr(each, "model_fields")]
         if not inner:
             return []
         fields = inner[0].model_fields
     return list(fields)
+
+
+def _parts(annotation: object) -> Iterator[Any]:
+    """Yield an annotation and all annotations inside it, such as the elements of a list."""
+    yield annotation
+    for each in get_args(annotation):
+        yield from _parts(each)
 
 
 def _found(value: object) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Self
 
 import pyarrow as pa
 from pydantic import (
@@ -30,6 +30,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from storage_core.base.errors import InvalidInput
+from storage_core.base.text import unknown_names
 from storage_core.data.rows.schema import from_schema_string
 from storage_core.data.rows.vectors import dimensions_of, vector_type
 from storage_core.data.settings.setting import (
@@ -155,9 +156,9 @@ _TAG_KEY = re.compile(r"([A-Za-z0-9_.-]{1,63}/)?[A-Za-z0-9_.-]{1,63}")
 _TAG_VALUE = re.compile(r"[A-Za-z0-9_.-]{0,63}")
 
 
-def _of_text(read: Callable[[str], object]) -> BeforeValidator:
-    """Return a validator that converts text. A value that is not text goes to the field's own check."""
-    return BeforeValidator(lambda given: read(given) if isinstance(given, str) else given)
+def _of_text(read: Callable[[Any], object]) -> BeforeValidator:
+    """Return a validator that converts text and refuses lists. Other values go to the field's own check."""
+    return BeforeValidator(lambda given: read(given) if isinstance(given, str | list) else given)
 
 
 def _switch(given: object) -> object:
@@ -435,7 +436,9 @@ def spark_type(text: str) -> str:
     try:
         arrow_field("column", spark)
     except InvalidInput as error:
-        raise InvalidInput(f"{text!r} is not a column type. Use one of {_COLUMN_TYPES}") from error
+        is_decimal = text.startswith("decimal(")
+        advice = "Give 1 to 38 digits, such as decimal(38,2)" if is_decimal else f"Use one of {_COLUMN_TYPES}"
+        raise InvalidInput(f"{text!r} is not a column type. {advice}") from error
     return spark
 
 
@@ -449,6 +452,4 @@ def require_columns(names: tuple[str, ...] | list[str], columns: Mapping[str, ob
     Accept all names if the columns are unknown.
     """
     if columns is not None and (unknown := [name for name in names if name not in columns]):
-        raise InvalidInput(
-            f"{', '.join(map(repr, unknown))} is not a column of the table. The columns are {', '.join(columns)}"
-        )
+        raise InvalidInput(unknown_names("column", unknown, list(columns)))

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 
 from storage_core.base.errors import InvalidInput
-from storage_core.base.text import unknown_names
+from storage_core.base.text import names_of, unknown_names
 from storage_core.data.rows import sort_order
 from storage_core.data.rows.columns import former_names, stored_name
 from storage_core.data.rows.fold import merging
@@ -38,11 +38,12 @@ def check_definition(schema: pa.Schema, config: TableConfig) -> None:
     if not isinstance(schema, pa.Schema):
         raise InvalidInput(f"the schema of the table is {schema!r}. Give an Arrow schema, such as pa.schema([…])")
     to_schema_string(schema)  # refuses column types that the log cannot store
+    if not schema.names:
+        raise InvalidInput("the schema has no columns. Give at least one column")
     folded = [name.lower() for name in schema.names]
-    if not folded or len(set(folded)) != len(folded):
+    if len(set(folded)) != len(folded):
         raise InvalidInput(
-            f"the columns are {schema.names}. A table needs at least one column, and names that differ in more than "
-            "case. Rename the columns"
+            f"two of the columns {names_of(schema.names)} differ at most in case. Rename one of these columns"
         )
     for check in CHECKS.values():
         check(schema, config)

@@ -120,9 +120,9 @@ class Assignments:
                 value at a second evaluation.
         """
         if not isinstance(given, Mapping) or not given:
+            found = "are empty" if given == {} else f"are {quoted(given)}"
             raise InvalidInput(
-                f"the changes of an update are {quoted(given)}. Give a mapping of columns to values, as in "
-                "{'seats': 4}"
+                f"the changes of an update {found}. Give a mapping of columns to values, as in {{'seats': 4}}"
             )
         unknown = [name for name in given if name not in schema.names]
         if unknown:

@@ -28,7 +28,7 @@ import pyarrow as pa
 from storage_core.base.clock import random_pause_ms
 from storage_core.base.errors import CommitConflict, InvalidInput, WriterFenced
 from storage_core.base.limits import QueryLimits
-from storage_core.base.text import counted, listed, quoted, unknown_names
+from storage_core.base.text import counted, listed, names_of, quoted, unknown_names
 from storage_core.change.finding import ByCondition, ByKeys
 from storage_core.change.statement import Assignments, Changed, Rewriter, Statement
 from storage_core.data.formats.region_manifest import RegionManifest
@@ -311,8 +311,8 @@ def update_by_key(
     keys = sorted({*key}.intersection(assignments.columns))
     if keys:
         raise InvalidInput(
-            f"{log.store.uri}: an update cannot change columns of the primary key: {keys}. Delete the rows and put "
-            "them under their new keys",
+            f"an update cannot change {names_of(keys)}, which is part of the primary key. Delete the rows, then put "
+            "the rows with their new keys",
             columns=keys,
         )
     assignments.applied(snapshot.schema.empty_table(), limits, snapshot.config.nonzero_vectors)

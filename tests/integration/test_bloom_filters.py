@@ -93,5 +93,5 @@ def test_filters_are_declared_and_changed_by_name(table: Table) -> None:
         Table.create(table.uri + "-1", SCHEMA, time_column="at", bloom_filters="user")
     with pytest.raises(InvalidInput, match=r"sort_schema is 5\. Give a text"):
         Table.create(table.uri + "-1", SCHEMA, time_column="at", sort_schema=5)  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match="named twice: user"):
+    with pytest.raises(InvalidInput, match="column user is declared twice"):
         Table.create(table.uri + "-2", SCHEMA, time_column="at", bloom_filters=["user", "user"])

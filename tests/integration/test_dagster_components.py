@@ -210,7 +210,7 @@ def test_assets_have_the_owners_and_tags_of_their_declaration() -> None:
     [
         ({"window": "1h"}, "field `window`: window needs a time_column"),
         ({"sort_shema": "n"}, "unknown field `sort_shema`. Did you mean 'sort_schema'?"),
-        ({"columns": None}, "field `columns`: is missing. Add it"),
+        ({"columns": None}, "field `columns` is missing. Add it"),
         (
             {"columns": {True: "int"}, "primary_key": "on"},
             "field `primary_key`: unknown column 'on'. The table has True",

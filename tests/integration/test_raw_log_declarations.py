@@ -32,11 +32,11 @@ def test_a_request_travels_as_arguments() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name: all\n", "field `stores`: is missing"),
+        ("name: all\n", "field `stores` is missing"),
         ("name: all\nstores: [raw, raw]\n", "'raw' is given twice"),
         ("name: all\nstores:\n  - uri: raw\n    mandatory: false\n", "needs a mandatory store"),
         ("name: all\nstores: [raw]\ntabels: [x]\n", "unknown field `tabels`"),
-        ("name: All\nstores: [raw]\n", "field `name`: expected a table name"),
+        ("name: All\nstores: [raw]\n", "field `name`: 'All' is not a valid table name"),
         ("name: all\nstores: [../raw]\n", "leaves its folder"),
         ("name: all\nstores: [raw]\nschedule: daily\n", "field `schedule`: 'daily' is not a cron line"),
         (

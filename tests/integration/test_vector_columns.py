@@ -132,7 +132,10 @@ def test_a_vector_orders_and_divides_nothing(tmp_path: Path, role: str) -> None:
             {"kind": "vector", "columns": ["embedding"], "metric": "euclid"},
             "metric is 'euclid'. Give l2, cosine or dot",
         ),
-        ({"kind": "fulltext", "columns": ["embedding"]}, "full text needs string columns, 'embedding' is vector"),
+        (
+            {"kind": "fulltext", "columns": ["embedding"]},
+            "full text needs string columns, but 'embedding' has type vector",
+        ),
     ],
 )
 def test_an_index_on_a_column_that_is_none_is_refused_when_it_is_defined(
@@ -359,7 +362,7 @@ def test_lists_tuples_and_arrays_of_numbers_are_vectors(tmp_path: Path, case: st
         (pa.array([None, [1, 2]], pa.list_(pa.float32(), 2)), "row 1: the vector has 2 numbers"),
         (pa.array([None, [1, None, 2]], VECTOR), "row 1: a number of the vector is null"),
         (pa.array([[1, 2, 3], [1, 2, math.nan]], VECTOR), "row 1: a number of the vector is NaN"),
-        (pa.array(["[1,2,3]"]), "has type string, the table has vector\\(3\\)"),
+        (pa.array(["[1,2,3]"]), "has type string, but the table has vector\\(3\\)"),
         (pa.array([[0.1, 2, 3]], pa.list_(pa.float64())), "Convert it before writing"),
         (pa.array([[2**24 + 1, 2, 3]], pa.list_(pa.int64())), "does not fit vector\\(3\\) exactly"),
     ],
@@ -573,7 +576,7 @@ def test_a_parquet_file_with_text_for_vectors_is_rejected_as_a_whole(tmp_path: P
     pq.write_table(pa.table({"id": [1], "embedding": ["[1,2,3]"]}), tmp_path / "source")
     parsed = landed(tmp_path, "a.parquet", (tmp_path / "source").read_bytes(), "parquet")
     assert parsed.unreadable
-    assert "has type string, the table has vector(3)" in parsed.rejected[0].reason
+    assert "has type string, but the table has vector(3)" in parsed.rejected[0].reason
 
 
 def test_zeros_that_land_are_vectors_where_no_index_compares_angles(tmp_path: Path) -> None:

@@ -285,7 +285,7 @@ def test_an_audit_of_untouched_splits_finds_nothing(store: MemoryStore, operatio
     ("change", "expected"),
     [
         ({"windowStart": 3600}, ("TW-1", "expected rows of the window 3600 only")),
-        ({"windowSeconds": 700}, ("TW-2", "does not divide an hour")),
+        ({"windowSeconds": 700}, ("TW-2", "window is 700s. Give")),
         ({"sortSchema": "service:-|host|timestamp/V2"}, ("SS-1", "are not sorted")),
         ({"sortSchema": "service:-|host|timestamp/V2"}, ("SS-5", "native sorting columns")),
         ({"maxValues": {"service": "vast"}}, ("SS-5", "maximum values: the log has")),

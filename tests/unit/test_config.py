@@ -69,7 +69,7 @@ def test_an_index_is_found_by_its_name() -> None:
         ({"tidemark.checkpointInterval": "-1"}, "checkpoint.interval is -1"),
         ({"tidemark.primaryKey": "id"}, "tidemark.primaryKey"),
         ({"tidemark.primaryKey": '{"a": 1}'}, "tidemark.primaryKey"),
-        ({"tidemark.primaryKey": '["a", "a"]'}, "named twice: a"),
+        ({"tidemark.primaryKey": '["a", "a"]'}, "column a is declared twice"),
         ({"tidemark.lateData": '{"policy": "drop"}'}, "tidemark.lateData"),
         ({"tidemark.lateData": '{"policy": "hold", "acceptanceWindowMs": 1}'}, "hold"),
         ({"tidemark.lateData": '{"policy": "drop", "acceptanceWindowMs": -1}'}, "acceptance_window is -1ms"),

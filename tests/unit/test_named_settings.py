@@ -243,7 +243,7 @@ def test_two_who_change_different_settings_at_once_both_have_their_way() -> None
         ({"compaction": 3}, "compaction is a group of settings. Set compaction.factor"),
         ({"bloom_filters": "hots"}, "bloom_filters: unknown column 'hots'"),
         ({"bloom_filters": [1]}, r"bloom_filters: \[1\] is not a list of names"),
-        ({"indexes": "words"}, "indexes must be a JSON list"),
+        ({"indexes": "words"}, "is not valid JSON. Give a JSON list of objects with name"),
         (
             {"indexes": [WORDS], "maintained_indexes": ["words"]},
             "maintained_indexes contains 'words', but the setting",

@@ -286,7 +286,7 @@ def test_a_release_that_does_not_know_the_change_refuses_the_table(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"window": "7m"}, "does not divide an hour"),
+        ({"window": "7m"}, "window is 7m. Give"),
         ({"window": "2h"}, "Set coarse_window: true"),
         ({"window": None}, "Windows cannot be added or removed later"),
         ({"former_windows": [60]}, "Tidemark sets it when the setting window changes"),

@@ -36,6 +36,7 @@ from urllib.parse import quote, unquote
 import xxhash
 
 from storage_core.base.errors import InvalidInput
+from storage_core.base.text import quoted
 from storage_core.data.formats.kinds import FORMS, GENERATION_FILES, KINDS, KeyKind, ObjectKind
 
 __all__ = ["GENERATION_FILES", "KeyKind"]
@@ -310,17 +311,17 @@ def iceberg_hint_key() -> str:
 
 def validate_table_name(name: str) -> str:
     """Return `name` if it is a valid table name. Raises `InvalidInput` with a description of valid names."""
-    return _matching(_TABLE_NAME, name, "a table name (1 to 63 of a-z 0-9 _ -, not starting with _ or -)")
+    return _matching(_TABLE_NAME, name, "table name", "a-z 0-9 _ -, not starting with _ or -")
 
 
 def validate_tag_name(name: str) -> str:
     """Return `name` if it is a valid tag name. A tag name never looks like a number or time. Raises `InvalidInput`."""
-    return _matching(_TAG_NAME, name, "a tag name (1 to 63 of a-z 0-9 . _ -, starting with a letter)")
+    return _matching(_TAG_NAME, name, "tag name", "a-z 0-9 . _ -, starting with a letter")
 
 
-def _matching(pattern: re.Pattern[str], text: str, what: str) -> str:
+def _matching(pattern: re.Pattern[str], text: str, noun: str, characters: str) -> str:
     if not pattern.fullmatch(text):
-        raise InvalidInput(f"expected {what}, found {text!r}", found=text)
+        raise InvalidInput(f"{quoted(text)} is not a valid {noun}. Use 1 to 63 of {characters}", found=text)
     return text
 
 

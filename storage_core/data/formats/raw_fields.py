@@ -113,11 +113,18 @@ def decode_fields(text: str) -> dict[str, Any]:
         found = _DECODE(text)
     except (ValueError, TypeError, LookupError, OverflowError, InvalidOperation, RecursionError) as error:
         raise InvalidInput(
-            f"the fields of the record are not valid JSON of a raw log: {error}: {quoted(text)}"
+            f"the fields of the record are not valid JSON of a raw log: {_fault(error)}: {quoted(text)}"
         ) from error
     if not isinstance(found, dict):
         raise InvalidInput(f"the fields are not an object: {quoted(text)}")
     return found
+
+
+def _fault(error: Exception) -> str:
+    """Return the fault of a text. The text of an error of Python's JSON parser is not used."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"the text is not JSON at character {error.pos + 1}"
+    return str(error)
 
 
 def _text(value: object) -> str:

@@ -162,7 +162,7 @@ def value_of(text: str, type_: pa.DataType) -> pa.Scalar:
     """Return the value that the text describes. The type must have bounds. Raises `ValueError`, or Arrow's error."""
     found = decode_column(pa.array([text]), type_).cast(type_)[0]
     if not found.is_valid:
-        raise ValueError(f"{quoted(text)} is none")
+        raise ValueError(f"{quoted(text)} is not a valid value of this type. Give another default")
     return found
 
 

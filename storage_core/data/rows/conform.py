@@ -105,7 +105,8 @@ def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
     if not _is_exact(column.type, field.type) and not columns.is_of_earlier(column.type, field):
         hint = _hint(column.type, field.type)
         raise InvalidInput(
-            f"column {field.name!r} has type {type_text(column.type)}, the table has {type_text(field.type)}. {hint}",
+            f"column {field.name!r} has type {type_text(column.type)}, but the table has {type_text(field.type)}. "
+            f"{hint}",
             column=field.name,
         )
     if is_vector(field.type):
@@ -117,7 +118,7 @@ def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
             raise InvalidInput(
                 f"column {field.name!r}: a value of type {type_text(column.type)} does not fit "
                 f"{type_text(field.type)} exactly, because it has digits below the microsecond. Round it. For INT96 "
-                "values of a Parquet file, read the file with coerce_int96_timestamp_unit='us'.",
+                "values of a Parquet file, read the file with coerce_int96_timestamp_unit='us'",
                 column=field.name,
             ) from error
         raise InvalidInput(

@@ -214,7 +214,7 @@ def _array(values: Sequence[object], type_: pa.DataType, path: str) -> pa.Array:
     if not _surely_kept(values, array):
         for given, kept in zip(values, array.to_pylist(), strict=True):
             if given is not None and not _is_same(given, kept, type_):
-                raise ValueError(f"{given!r} would become {kept!r}")
+                raise ValueError(f"{given!r} would become {kept!r}. Convert it first")
     return array
 
 
@@ -579,12 +579,13 @@ def require_each_once(names: Sequence[str]) -> None:
 
 def _listed(rows: object) -> list[Mapping[str, object]]:
     listed = list(rows) if isinstance(rows, Iterable) else []
-    if isinstance(rows, Iterable) and all(isinstance(each, Mapping) for each in listed):
+    other = next((row for row, each in enumerate(listed) if not isinstance(each, Mapping)), None)
+    if isinstance(rows, Iterable) and other is None:
         return listed
-    raise InvalidInput(
-        f"the rows are of the type {type(rows).__name__}. Give mappings of columns to values, Arrow data or a data "
-        "frame"
-    )
+    found = f"the rows are of the type {type(rows).__name__}"
+    if isinstance(rows, list | tuple) and other is not None:
+        found = f"row {other} is of the type {type(rows[other]).__name__}"
+    raise InvalidInput(f"{found}. Give mappings of columns to values, Arrow data or a data frame")
 
 
 def _column(rows: Sequence[Mapping[str, object]], field: pa.Field) -> pa.Array:

@@ -147,7 +147,7 @@ def parse_sort_schema(text: str, time_column: str | None = None) -> SortSchema:
         columns, cutoff = _split_cutoff(body if time_column is None else _with_timestamp(body, time_column))
         _check(columns)
     except InvalidInput as error:
-        raise InvalidInput(f"sort schema {text!r}: {error}", sort_schema=text) from error
+        raise InvalidInput(f"the sort schema {text!r}: {error}", sort_schema=text) from error
     return SortSchema(name, columns, cutoff, version, nulls_first)
 
 

@@ -37,7 +37,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.base.errors import InvalidInput
-from storage_core.base.text import unknown_names
+from storage_core.base.text import alternatives, unknown_names
 from storage_core.data.rows.bound_text import next_after_prefix, text_of_bound
 from storage_core.data.rows.codes import bound_keys, codes
 from storage_core.data.rows.hashes import iceberg_hashes
@@ -61,17 +61,24 @@ def validate_duration(seconds: int, *, coarse: bool = False) -> int:
     """
     if seconds in WINDOW_SECONDS or (coarse and seconds in COARSE_WINDOW_SECONDS):
         return seconds
-    minutes = ", ".join(str(each // 60) for each in sorted(WINDOW_SECONDS))
+    minutes = alternatives(each // 60 for each in sorted(WINDOW_SECONDS))
     if seconds in COARSE_WINDOW_SECONDS:
         raise InvalidInput(
-            f"a window of {seconds} s is a coarse window. Set coarse_window: true, or use one of {minutes} minutes",
+            f"window is {_shown(seconds)}, which is longer than an hour. Set coarse_window: true, or give {minutes} "
+            "minutes",
             window_seconds=seconds,
         )
-    hours = ", ".join(str(each // 3600) for each in sorted(COARSE_WINDOW_SECONDS))
+    hours = alternatives(each // 3600 for each in sorted(COARSE_WINDOW_SECONDS))
     raise InvalidInput(
-        f"a window of {seconds} s does not divide an hour. Use one of {minutes} minutes (coarse: {hours} hours)",
+        f"window is {_shown(seconds)}. Give {minutes} minutes. With coarse_window: true, also {hours} hours",
         window_seconds=seconds,
     )
+
+
+def _shown(seconds: int) -> str:
+    """Return a duration in its largest whole unit, as users write it: `2d`, `3h`, `7m` or `90s`."""
+    units = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+    return next(f"{seconds // size}{unit}" for unit, size in units if seconds % size == 0)
 
 
 def by_start(window: int | None) -> tuple[bool, int]:

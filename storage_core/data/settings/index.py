@@ -45,6 +45,8 @@ class IndexDefinition:
             raise InvalidInput(choice_of(f"index {self.name!r}: kind", self.kind, kinds), at=("kind",))
         if not INDEX_NAME.fullmatch(self.name):
             raise InvalidInput(f"{self.name!r} is not a name of an index. Use 1 to 63 letters, digits, '_' and '-'")
+        if isinstance(cast("object", self.columns), str):
+            raise InvalidInput(f"index {self.name!r}: columns is {quoted(self.columns)}. Give a tuple of names")
         if not self.columns:
             raise InvalidInput(f"index {self.name!r} covers no column. Name at least one column")
 
@@ -197,11 +199,9 @@ def _refused(index: str, reason: str) -> InvalidInput:
 
 def _read(given: object) -> tuple[IndexDefinition, ...]:
     """Return the definitions in a list of records or mappings, or in the JSON text of a list."""
-    given = from_json(given, "indexes must be a JSON list of mappings with name, kind, columns and optional options")
+    given = from_json(given, "Give a JSON list of objects with name, kind, columns and optional options")
     if not isinstance(given, list | tuple):
-        raise InvalidInput(
-            f"the indexes are {quoted(given)}. Write a list with a name, a kind and columns for each index"
-        )
+        raise InvalidInput(f"indexes is {quoted(given)}. Write a list with a name, a kind and columns for each index")
     return tuple(each_of(_definition, given))
 
 
@@ -220,7 +220,8 @@ def _definition(index: object) -> IndexDefinition:
         raise InvalidInput(f"index {quoted(given.get('name', ''))} lacks {lacking[0]!r}. Give name, kind and columns")
     name, columns, options = str(given["name"]), given["columns"], given.get("options", {})
     if not isinstance(columns, list | tuple) or not isinstance(options, Mapping):
-        raise InvalidInput(f"index {name!r}: columns must be a list and options a mapping. Correct them")
+        wrong, wanted = ("options", "mapping") if isinstance(columns, list | tuple) else ("columns", "list")
+        raise InvalidInput(f"index {name!r}: {wrong} is {quoted(given[wrong])}. Write a {wanted}")
     texts = {str(key): str(value) for key, value in options.items()}
     kind = cast("IndexKind", str(given["kind"]))  # `IndexDefinition` checks the kind
     return IndexDefinition(name, kind, tuple(str(column) for column in columns), texts)

@@ -156,7 +156,7 @@ def parse_instant(text: str) -> datetime:
     """Return the time in UTC of a text such as `2015-05-17T00:00`. Raises `InvalidInput`."""
     try:
         return datetime.strptime(text, INSTANT_FORMAT).replace(tzinfo=UTC)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise InvalidInput(
             f"{text!r} is not a time. Write it as 2015-05-17T00:00 (UTC, without zone and seconds)"
         ) from error
@@ -222,18 +222,18 @@ def parse_columns(given: object) -> tuple[str, ...]:
     return tuple(given)
 
 
-def from_json(given: object, expected: str) -> object:
+def from_json(given: object, advice: str) -> object:
     """Return the value of JSON text. Return a value that is not a text unchanged.
 
     Raises:
-        InvalidInput: The text is not JSON. Its message begins with `expected`.
+        InvalidInput: The text is not JSON. Its message ends with `advice`.
     """
     if not isinstance(given, str):
         return given
     try:
         return json.loads(given)
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{expected}, found {quoted(given)}") from error
+        raise InvalidInput(f"{quoted(given)} is not valid JSON. {advice}") from error
 
 
 def each_of(read: Callable[[object], T], given: Sequence[object]) -> Iterator[T]:

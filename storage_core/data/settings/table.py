@@ -24,7 +24,7 @@ from typing import Any, Final, Literal, cast, get_args
 from storage_core.base.arguments import checked_fields
 from storage_core.base.clock import HOUR_MS
 from storage_core.base.errors import InvalidInput
-from storage_core.base.text import choice_of, did_you_mean, quoted, repeated
+from storage_core.base.text import choice_of, did_you_mean, names_of, quoted, repeated
 from storage_core.data.settings.index import INDEX_PREFIX, INDEXES, IndexDefinition
 from storage_core.data.settings.layout import (
     REGIONS,
@@ -235,7 +235,7 @@ class Publish:
 
 def _by_format(given: object) -> dict[str, object]:
     if isinstance(given, str) and given.lstrip().startswith(("{", "[")):
-        given = from_json(given, "not JSON")
+        given = from_json(given, "Write delta or iceberg, or a JSON object from a format to its options")
     if isinstance(given, str):
         return {given: None}
     if isinstance(given, Mapping) and all(isinstance(each, str) for each in given):
@@ -355,7 +355,7 @@ def raw_logs_of(given: object, read: Callable[[object], FeedingRawLog] = Feeding
 
 
 def _read_raw_logs(given: object) -> tuple[FeedingRawLog, ...]:
-    return raw_logs_of(from_json(given, "raw_logs must be a JSON list of mappings with name, table and stores"), _given)
+    return raw_logs_of(from_json(given, "Give a JSON list of objects with name, table and stores"), _given)
 
 
 def _load(key: str, text: str) -> tuple[FeedingRawLog, ...]:
@@ -681,7 +681,7 @@ class TableConfig:
 
 def _distinct(what: str, names: tuple[str, ...]) -> None:
     if doubled := sorted(repeated(names)):
-        raise InvalidInput(f"{what} named twice: {', '.join(doubled)}. Name each once")
+        raise InvalidInput(f"the {what} {names_of(doubled)} is declared twice. Declare each {what} once")
 
 
 _ENTRIES: Final = settings_of(TableConfig)
