@@ -29,6 +29,7 @@ from storage_core.base.errors import (
     Unavailable,
 )
 from storage_core.base.process import HomeProcess
+from storage_core.base.text import unknown_names
 from storage_core.data.formats.documents import RELEASED_MS, LeaseRecord, decode_lease, encode_lease
 from storage_core.data.formats.keys import LOCKS_PREFIX, lock_key
 from storage_core.log.actions import Fence
@@ -334,8 +335,8 @@ def break_lease(log: TransactionLog, resource: str, holder: str) -> int:
         Two GETs and two PUTs, plus the requests to open the table and to commit once.
     """
     if read_lease(log.store, lock_key(resource)) is None:
-        known = ", ".join(each.resource for each in stored_leases(log.store)) or "none"
-        raise NotFound(f"{resource!r}: no such lease in {log.store.uri}. There are: {known}", resource=resource)
+        known = [each.resource for each in stored_leases(log.store)]
+        raise NotFound(unknown_names("lease", [resource], known), resource=resource)
     head = log.snapshot()
     lease = _acquire(log, head, resource, holder, free=lambda _: True, heal=True)
     try:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from storage_core.base.clock import Clock, Ids, SystemClock, SystemIds
 from storage_core.base.errors import CommitConflict, CommitUnknown, InvalidInput, NotFound, TidemarkError, typed
 from storage_core.base.limits import CacheSettings
-from storage_core.base.text import did_you_mean, quoted
+from storage_core.base.text import did_you_mean, names_of, quoted
 from storage_core.data.formats.documents import CheckpointKind, Tag, Tags, decode_tags, encode_tags
 from storage_core.data.formats.keys import probe_key, tags_key, version_key
 from storage_core.data.rows.schema import from_schema_string
@@ -412,10 +412,11 @@ _VERSION = "Give a version number, a time such as 2015-05-17T10:00 or a tag"
 
 
 def _no_tag(log: TransactionLog, name: str, tags: Tags, now_ms: int) -> NotFound:
-    why = "the tag has expired" if name in tags.by_name else "there is no such tag"
-    known = ", ".join(each.name for each in tags.live(now_ms)) or "none"
-    like = did_you_mean(name, (each.name for each in tags.live(now_ms)))
-    return NotFound(f"{name!r}: {why}. Tags of {log.store.uri}: {known}{like or f'. {_VERSION}'}", tag=name)
+    live = [each.name for each in tags.live(now_ms)]
+    found = f"the tag {name!r} has expired" if name in tags.by_name else f"unknown tag {name!r}"
+    known = f"the tags {names_of(live)}" if live else "no tags"
+    advice = did_you_mean(name, live) or f". {_VERSION}"
+    return NotFound(f"{found}. The table {log.store.uri} has {known}{advice}", tag=name)
 
 
 def _replaced(name: str, before: Tag | None, after: Tag | None, tags: Mapping[str, Tag]) -> Mapping[str, Tag]:

@@ -419,7 +419,9 @@ def _require_new_place(source: ObjectStore, target: ObjectStore) -> None:
         )
     found = next(iter(target.list("")), None)
     if found is not None:
-        raise InvalidInput(f"{target.uri}: is not empty ({found.key}). Repair into an empty location", uri=target.uri)
+        raise InvalidInput(
+            f"{target.uri} is not empty, because it contains {found.key}. Repair into an empty location", uri=target.uri
+        )
     require_apart(target)
 
 

@@ -170,7 +170,7 @@ def require_sound(path: Path, add: Add) -> None:
     """Raise `Corrupt` if the length or the checksum of the file is wrong. Also raises the errors of the file system."""
     size = path.stat().st_size
     if size != add.size:
-        raise Corrupt(f"{add.path}: {size} bytes, expected {add.size}", key=add.path)
+        raise Corrupt(f"{add.path}: expected {add.size} bytes, found {size}", key=add.path)
     if add.xxh3 is None:  # another writer recorded no checksum
         return
     digest = xxhash.xxh3_64()
@@ -178,7 +178,7 @@ def require_sound(path: Path, add: Add) -> None:
         while block := file.read(_HASH_BLOCK_BYTES):
             digest.update(block)
     if digest.hexdigest() != add.xxh3:
-        raise Corrupt(f"{add.path}: checksum {digest.hexdigest()}, expected {add.xxh3}", key=add.path)
+        raise Corrupt(f"{add.path}: expected xxh3-64 {add.xxh3}, found {digest.hexdigest()}", key=add.path)
 
 
 def _is(known: _Sound) -> bool:

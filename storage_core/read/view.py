@@ -135,7 +135,7 @@ def _retained(log: TransactionLog) -> str:
     if not versions:
         return f"the newest of {log.store.uri} is {listed.newest}{named}"
     since = next((entry.timestamp for entry in entries(log.store, versions[0])), 0)
-    return f"{log.store.uri} retains versions {versions[0]} (of {_shown(since)}) to {listed.newest}{named}"
+    return f"{log.store.uri} retains versions {versions[0]} (committed {_shown(since)}) to {listed.newest}{named}"
 
 
 PAGE_BYTES = 5_000_000

@@ -54,8 +54,8 @@ from storage_core.store.pieces import Piece
 def expired_split(add: Add) -> SnapshotExpired:
     """Return the error for a split if its file no longer exists."""
     return SnapshotExpired(
-        f"{add.path}: the log names this split but the store does not have it. "
-        f"Open a newer version. If that version names it too, it is lost. {SEE_CORRUPT}",
+        f"{add.path}: the log contains this split, but the store does not. Open a newer version. If the newer "
+        f"version also contains the split, the split is lost. {SEE_CORRUPT}",
         key=add.path,
     )
 

@@ -95,13 +95,14 @@ def test_text_that_is_nothing_of_the_three_is_refused(table: SampleTable, at: st
 def test_a_name_is_a_tag(table: SampleTable) -> None:
     set_tag(table.log, "nightly", table.log.snapshot(version=3))
     assert version_at(table, "nightly") == 3
-    with pytest.raises(NotFound, match=r"'weekly': there is no such tag\. Tags of memory://as-of: nightly"):
+    with pytest.raises(NotFound, match=r"unknown tag 'weekly'\. The table memory://as-of has the tags nightly"):
         version_at(table, "weekly")
 
 
 def test_a_moment_before_the_first_version_says_what_is_retained(table: SampleTable) -> None:
     with pytest.raises(
-        NotFound, match=r"no version from 2023.* or before is retained.* retains versions 0 \(of 2023-11-14T22:13:20"
+        NotFound,
+        match=r"no version from 2023.* or before is retained.* retains versions 0 \(committed 2023-11-14T22:13:20",
     ):
         version_at(table, instant(START_MS - 1))
 
@@ -132,9 +133,13 @@ def test_what_is_retained_opens_by_version_and_by_moment(table: SampleTable, ver
 @pytest.mark.parametrize("version", [0, 1, 2])
 def test_what_is_collected_says_what_is_retained(table: SampleTable, version: int) -> None:
     collected(table)
-    with pytest.raises(NotFound, match=rf"version {version} is no longer retained. .* retains versions 3 \(of .* to 5"):
+    with pytest.raises(
+        NotFound, match=rf"version {version} is no longer retained. .* retains versions 3 \(committed .* to 5"
+    ):
         version_at(table, version)
-    with pytest.raises(NotFound, match=r"no version from .* or before is retained.* retains versions 3 \(of .* to 5"):
+    with pytest.raises(
+        NotFound, match=r"no version from .* or before is retained.* retains versions 3 \(committed .* to 5"
+    ):
         version_at(table, instant(START_MS + version * HOUR_MS))
 
 

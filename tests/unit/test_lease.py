@@ -385,7 +385,7 @@ def test_a_broken_lease_is_free_and_its_holder_commits_nothing_more(store: Memor
 def test_only_a_lease_that_exists_can_be_broken(store: MemoryStore) -> None:
     maintainer = Maintainer(store, 1)
     maintainer.acquire()
-    with pytest.raises(NotFound, match=r"'mreg': no such lease in .*. There are: merge"):
+    with pytest.raises(NotFound, match=r"unknown lease 'mreg'. The table has merge. Did you mean 'merge'"):
         break_lease(maintainer.log, "mreg", "operator")
 
 

@@ -140,7 +140,7 @@ def test_a_row_count_that_the_log_does_not_know_is_corrupt(store: MemoryStore, a
 def test_a_vanished_split_is_an_expired_snapshot_that_names_its_key(store: MemoryStore, add: Add) -> None:
     store.delete([add.path])
     for columns in (None, ["count"]):
-        with pytest.raises(SnapshotExpired, match=f"{add.path}: the log names this split"):
+        with pytest.raises(SnapshotExpired, match=f"{add.path}: the log contains this split"):
             read_split(store, add, columns)
 
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 from storage_core.base.arguments import checked_fields
 from storage_core.base.clock import Clock
 from storage_core.base.errors import InvalidInput, TidemarkError
-from storage_core.base.text import quoted
+from storage_core.base.text import names_of, quoted
 from storage_core.data.formats.key_hashes import Hashes, key_hashes, within
 from storage_core.data.rows import fold
 from storage_core.data.rows.conform import conform
@@ -163,7 +163,7 @@ class RecordBuilder:
         extra = sorted(set(table.column_names) - set(self.key))
         if extra and table.num_rows:
             raise InvalidInput(
-                f"delete takes only the key columns {list(self.key)}. Leave out the columns {extra}",
+                f"delete takes only the key columns {names_of(self.key)}. Leave out {names_of(extra)}",
                 columns=extra,
             )
         given = conform(table.select(self.key), pa.schema([self.schema.field(name) for name in self.key]))
@@ -185,7 +185,8 @@ class RecordBuilder:
         missing = [name for name in self.key if name not in table.column_names]
         if missing:
             raise InvalidInput(
-                f"{verb} needs the key columns {list(self.key)}, but {missing} are missing. Give a value for each",
+                f"{verb} needs the key columns {names_of(self.key)}, but has no {names_of(missing)}. Give a value for "
+                "each",
                 columns=missing,
             )
 

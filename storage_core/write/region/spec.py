@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from storage_core.base.clock import Clock, Ids
 from storage_core.base.errors import Corrupt, InvalidInput, NotFound, RegionClosed, Unavailable
-from storage_core.base.text import unknown_names
+from storage_core.base.text import names_of, unknown_names
 from storage_core.data.formats import keys
 from storage_core.data.formats.documents import Registry, decode_region_registry, encode_region_registry
 from storage_core.data.formats.region_manifest import RegionManifest
@@ -132,9 +132,9 @@ def region_of_values(table_id: str, spec: RegionSpec, values: Mapping[str, objec
     """
     names = [each.field_id for each in spec.fields]
     if set(values) != set(names):
-        raise InvalidInput(
-            f"the values of a region are {values!r}. Give a value for each of the region fields {names}", fields=names
-        )
+        advice = f"Give a value for each region field: {', '.join(names)}" if names else "Leave region out"
+        has = "" if names else ", but the table has no region fields"
+        raise InvalidInput(f"the values of a region are {values!r}{has}. {advice}", fields=names)
     return region_for(table_id, spec, tuple(_given_value(each, values[each.field_id]) for each in spec.fields))
 
 
@@ -179,6 +179,10 @@ def canonical(values: pa.Array) -> list[Value]:
     return _plain(values)
 
 
+def _key_advice(key: Sequence[str]) -> str:
+    return f"Use only columns of the key: {names_of(key)}" if key else "Declare a primary_key"
+
+
 def check_spec(spec: RegionSpec, schema: pa.Schema, key: Sequence[str]) -> None:
     """Raise `InvalidInput` with field and column unless the spec fits the table.
 
@@ -189,8 +193,8 @@ def check_spec(spec: RegionSpec, schema: pa.Schema, key: Sequence[str]) -> None:
         outside = [name for name in field.source_ids if name not in key]
         if outside:
             raise InvalidInput(
-                f"region field {field.field_id!r} is computed from {outside}, which is not part of the primary key "
-                f"{list(key)}. Rows with the same key must be in one region",
+                f"region field {field.field_id!r} is computed from {names_of(outside)}, which is not part of the "
+                f"primary key. {_key_advice(key)}",
                 columns=outside,
             )
         found = _type_text(_result(field, schema))
