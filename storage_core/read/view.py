@@ -82,7 +82,9 @@ def _version(log: TransactionLog, version: int) -> Snapshot:
         if version >= first_version(log.store) or version in kept:
             raise
         raise NotFound(
-            f"version {version} is no longer retained. {_retained(log)}", version=version, uri=log.store.uri
+            f"version {version} is no longer retained. {_retained(log)}. Give one of these versions",
+            version=version,
+            uri=log.store.uri,
         ) from None
 
 
