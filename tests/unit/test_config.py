@@ -93,3 +93,8 @@ def test_two_indexes_of_one_name_are_refused() -> None:
     index = IndexDefinition("words", "bitmap", ("a",))
     with pytest.raises(InvalidInput, match="words"):
         TableConfig(indexes=(index, index))
+
+
+def test_the_columns_of_an_index_are_not_one_text() -> None:
+    with pytest.raises(InvalidInput, match=r"index 'words': columns is 'text'\. Give a tuple of names"):
+        IndexDefinition("words", "fulltext", "text")  # type: ignore[arg-type]  # the mistake of a caller
