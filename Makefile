@@ -82,7 +82,7 @@ soak: setup java-archive ## Kill processes for an hour, run simulations of write
 	  tests/integration/test_shared_cache.py \
 	  tests/simulation/test_writers_under_faults.py tests/simulation/test_raw_log_faults.py
 
-check: SCALE := 0.5
+check: SCALE := 0.4
 check: lint ## Everything that CI runs; matrices that are too large draw a part of themselves (DRAW=seed repeats it)
 	@$(MAKE) -j 3 types docs demo test-browser BROWSER_TESTS="browser and not nightly"
 	@TIDEMARK_DRAW="$(DRAW)" $(MAKE) test TESTS="not nightly and not browser" NEEDS=java-archive SCALE="$(SCALE)"

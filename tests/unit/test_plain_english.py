@@ -45,6 +45,7 @@ def test_hard_sentences_are_rare(paths: tuple[str, ...], messages: bool) -> None
         ("opening", "What no segment covers is read from the split."),
         ("is no", "The name is no column of the table."),
         ("word", "The step builds the index anew."),
+        ("pronoun", "They have no index."),
         ("long", f"A sentence {'with more and more words ' * 6}ends."),
     ],
 )
