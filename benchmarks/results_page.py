@@ -350,7 +350,8 @@ def _sections() -> Iterator[str]:
             shown = f"{_number(ratio)} × better" if ratio >= 1 else f"**{_number(ratio)} ×**"
             wanted = "" if aim is None else f"{_number(aim)} ×"
             value = f"{_number(metric.value)} {metric.unit}"
-            yield f"| {row.what} | {value} | {_PEERS.get(row.against, row.against)} | {shown} | {wanted} | `{row.benchmark}` |"
+            cells = (row.what, value, _PEERS.get(row.against, row.against), shown, wanted, f"`{row.benchmark}`")
+            yield f"| {' | '.join(cells)} |"
         yield ""
 
 
