@@ -36,7 +36,7 @@ from storage_core.base.text import counted
 from storage_core.change.declaration import TableDeclaration
 from storage_core.data.settings.index import IndexDefinition, VectorOptions
 from storage_core.data.steps import Audit
-from storage_core.index.catch_up import IndexDebt, debt
+from storage_core.index.catch_up import IndexBacklog, measure_backlog
 from storage_core.maintain.quarantine import count_rejected
 from storage_core.maintain.rejections import measure_rejections, rejection_text
 from storage_core.table import Table, exists
@@ -61,7 +61,7 @@ REJECTED_LINES = "no_rejected_lines"
 CHECK_NAMES = (*(name for name, _ in AUDITED.values()), INDEX_COVERS_ALL, NO_GAP, RECALL, REJECTED_LINES)
 """The name of every check that an asset can have."""
 
-INDEX_METADATA = frozenset(f"index_{name}" for name in IndexDebt.__dataclass_fields__)
+INDEX_METADATA = frozenset(f"index_{name}" for name in IndexBacklog.__dataclass_fields__)
 """The metadata that a materialization of an index adds to the report of its job.
 
 Only a vector index has all these keys.
@@ -149,7 +149,7 @@ def _index_check(declaration: TableDeclaration, index: str) -> AssetChecksDefini
     def covers_every_split() -> AssetCheckResult:
         with typed_failures():
             table = _open(declaration)
-            found = debt(table.snapshot, index) if table else None
+            found = measure_backlog(table.snapshot, index) if table else None
         lacking = 0 if found is None else found.uncovered_splits
         advice = f"Run: tidemark catch-up {declaration.name} --index {index}"
         return AssetCheckResult(
@@ -230,7 +230,7 @@ def rejected_lines_spec(key: AssetKey) -> AssetCheckSpec:
     return AssetCheckSpec(REJECTED_LINES, asset=key, description=description)
 
 
-def judged_by_quarantine(declaration: TableDeclaration, report: Report, clock: Clock | None = None) -> AssetCheckResult:
+def check_quarantine(declaration: TableDeclaration, report: Report, clock: Clock | None = None) -> AssetCheckResult:
     """Return the result of the check on rejected lines after an ingest. The check examines the whole quarantine.
 
     If the check examined only the lines of this run, it would pass in the next run. A failed check is an error if the
@@ -266,7 +266,7 @@ def judged_by_quarantine(declaration: TableDeclaration, report: Report, clock: C
     )
 
 
-def index_metadata(found: IndexDebt) -> Mapping[str, MetadataValue[Any]]:
+def index_metadata(found: IndexBacklog) -> Mapping[str, MetadataValue[Any]]:
     """Return the pending work of an index as numbers.
 
     The result contains only the numbers that this kind of index has.

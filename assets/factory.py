@@ -23,11 +23,11 @@ from dagster import (
     asset,
 )
 
-from assets.checks import index_metadata, judged_by_quarantine, rejected_lines_spec
+from assets.checks import check_quarantine, index_metadata, rejected_lines_spec
 from assets.failures import table_metadata, typed_failures
 from assets.launcher import Launcher, PartlyDone
 from assets.metadata import Project, code_version, metadata_of, metadata_of_asset, tags_of
-from assets.recording import record_part, recorded, report_up_to_date
+from assets.recording import record_part, record_run, report_up_to_date
 from assets.run_tags import ACCEPT_LATE, ACCEPT_LATE_TAG, COMPACT_STATE, MODE_TAG, STATE_TAG, granted_bytes, identifier
 from assets.steps import (
     Span,
@@ -44,10 +44,10 @@ from jobs.due_runs import TableInputs
 from storage_core.base.clock import Clock
 from storage_core.base.errors import TidemarkError
 from storage_core.change.declaration import TableDeclaration
-from storage_core.compact.debt import Task
+from storage_core.compact.pending_work import Task
 from storage_core.data.settings.layout import Mode
 from storage_core.data.steps import Step
-from storage_core.index.catch_up import debt
+from storage_core.index.catch_up import measure_backlog
 from storage_core.table import Table
 
 
@@ -144,9 +144,9 @@ def _asset(
             metadata = {**metadata_of(report, _debt_left(left, mode)), **table_metadata(left, table)}
             if step.index is not None:
                 with typed_failures():
-                    metadata |= index_metadata(debt(left.snapshot, step.index))
-            checks = [judged_by_quarantine(declaration, report, clock)] if step.job == "ingest" else []
-            result = recorded(context, key, report, metadata, span=now(), checks=checks)
+                    metadata |= index_metadata(measure_backlog(left.snapshot, step.index))
+            checks = [check_quarantine(declaration, report, clock)] if step.job == "ingest" else []
+            result = record_run(context, key, report, metadata, span=now(), checks=checks)
             _report_up_to_date_assets(context, declaration, left, is_windowed=span is not None, clock=clock)
             return result
 

@@ -17,7 +17,7 @@ from storage_core.table import Table
 _WORTH_A_RETRY = frozenset({"conflict", "held", "unavailable", "outcome_unknown", "snapshot_expired"})
 
 
-def shown(kind: str, message: str) -> dict[str, Any]:
+def failure_arguments(kind: str, message: str) -> dict[str, Any]:
     """Return the arguments of a Dagster `Failure` for an error of this kind.
 
     The argument `allow_retries` affects only assets with a `RetryPolicy`. Assets of users can have this policy, and
@@ -40,7 +40,7 @@ def typed_failures() -> Iterator[None]:
     try:
         yield
     except TidemarkError as error:
-        raise Failure(**shown(error.kind, str(error))) from error
+        raise Failure(**failure_arguments(error.kind, str(error))) from error
 
 
 # Metadata of tables.

@@ -39,18 +39,18 @@ from dagster import (
 from dagster._core.errors import DagsterPipesExecutionError
 from pydantic import Field, PrivateAttr
 
-from assets.failures import shown, typed_failures
+from assets.failures import failure_arguments, typed_failures
 from assets.run_tags import PROCESS, TABLES
 from jobs.command import to_arguments
 from jobs.job_server import BEGAN, ENDED, LEVEL, MESSAGE
-from jobs.process import as_parent
+from jobs.process import parent_environment
 from jobs.spark.java import first_on_path
 from jobs.spark.spark import DRIVER_ITEMS, DRIVER_MIB, SPARK, Spark
 from storage_core.base.errors import TidemarkError, Unavailable
 from storage_core.base.process import holder_of, scratch_folder
 from storage_core.base.text import shortened
 from storage_core.data.steps import Audit, RunOptions, TableOptions, step_of
-from storage_core.log.job_run import Failed, report_of, run
+from storage_core.log.job_run import TaskFailure, report_of, run
 
 Report = Mapping[str, object]
 Context = AssetExecutionContext | OpExecutionContext
@@ -85,9 +85,9 @@ class Launcher(Protocol):
 class PartlyDone(Failure):
     """The failure of a job that has finished a part of its work. The attribute `report` contains the finished part."""
 
-    def __init__(self, failed: Failed, report: Report) -> None:
+    def __init__(self, failed: TaskFailure, report: Report) -> None:
         """Store the kind and message of the job's error, and the report of the finished work."""
-        super().__init__(**shown(failed.kind, failed.message))
+        super().__init__(**failure_arguments(failed.kind, failed.message))
         self.report = report
 
 
@@ -140,7 +140,7 @@ class PipesLauncher(ConfigurableResource):  # type: ignore[type-arg]  # of nothi
         command = [sys.executable, "-m", "jobs", job, *to_arguments(options), "--json"]
         if context.run.tags.get(PROCESS) != (process := holder_of(context.run.run_id)):
             context.instance.add_run_tags(context.run.run_id, {PROCESS: process})
-        environment = {**first_on_path(os.environ), **as_parent(), **self._settings()}
+        environment = {**first_on_path(os.environ), **parent_environment(), **self._settings()}
         if TABLES in context.run.tags and isinstance(options, SHARED):
             with typed_failures():
                 try:
@@ -187,7 +187,7 @@ def _job_failures() -> Iterator[None]:
     except TidemarkError as error:
         report = report_of(error)
         done = None if report is None else _as_report(json.loads(report.to_json()))
-        raise _failure(Failed.of(error), done) from error
+        raise _failure(TaskFailure.of(error), done) from error
 
 
 @contextmanager
@@ -207,7 +207,7 @@ def _reported_failure(job: str, messages: Path, *, is_last: bool) -> Iterator[No
         if isinstance(error, DagsterPipesExecutionError):
             if not is_last:
                 raise RetryRequested(max_retries=MOST_DEATHS) from error
-            raise _failure(Failed(TidemarkError.kind, f"the job {job} {_KILLED}: {error}")) from error
+            raise _failure(TaskFailure(TidemarkError.kind, f"the job {job} {_KILLED}: {error}")) from error
         raise
 
 
@@ -227,12 +227,12 @@ def _done(report: Report) -> Report:
 
 def _failure_in(report: Report) -> Failure:
     done = report.get("report")
-    failed = Failed(str(report.get("error")), str(report.get("message")))
+    failed = TaskFailure(str(report.get("error")), str(report.get("message")))
     return _failure(failed, None if done is None else _as_report(done))
 
 
-def _failure(failed: Failed, done: Report | None = None) -> Failure:
-    return Failure(**shown(failed.kind, failed.message)) if done is None else PartlyDone(failed, done)
+def _failure(failed: TaskFailure, done: Report | None = None) -> Failure:
+    return Failure(**failure_arguments(failed.kind, failed.message)) if done is None else PartlyDone(failed, done)
 
 
 def _custom_messages(messages: Path) -> Iterator[Report]:
@@ -250,7 +250,7 @@ def _only_report(job: str, messages: object) -> Report:
             return _as_report(report)
         case _:
             sent = f"the job {job} ended well but sent {shortened(repr(messages))} instead of one report"
-            raise _failure(Failed(TidemarkError.kind, sent))
+            raise _failure(TaskFailure(TidemarkError.kind, sent))
 
 
 def _as_report(body: object) -> Report:

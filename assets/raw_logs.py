@@ -37,7 +37,7 @@ from dagster import (
 )
 from dagster._core.storage.asset_check_execution_record import COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES
 
-from assets.failures import shown as shown_failure
+from assets.failures import failure_arguments as shown_failure
 from assets.launcher import LAUNCHER, Launcher, PartlyDone, Report
 from assets.metadata import entries_in, json_value, mapping, metadata_of
 from assets.run_tags import TABLE, identifier

@@ -39,11 +39,11 @@ from assets.launcher import PartlyDone, Report
 from assets.metadata import entries_in, mapping, metadata_of, metadata_of_partitions, windows_failed
 from assets.run_tags import BACKFILL_TAG
 from assets.steps import Span, TableStep, asset_key, is_of_all_windows, partition_key, span_of, steps_of
-from jobs.due_runs import TableInputs, outlook
+from jobs.due_runs import TableInputs, plan_next_run
 from storage_core.base.clock import Clock
 from storage_core.base.text import listed
 from storage_core.change.declaration import TableDeclaration
-from storage_core.compact.debt import window_starts
+from storage_core.compact.pending_work import window_starts
 from storage_core.data.settings.layout import Mode
 from storage_core.data.steps import OBSERVABLE
 from storage_core.table import Table
@@ -62,7 +62,7 @@ _LOGGED = {"__source_asset_observation__": MetadataValue.bool(True)}
 Metadata = Mapping[str, MetadataValue[Any]]
 
 
-def recorded(
+def record_run(
     context: AssetExecutionContext,
     key: AssetKey,
     report: Report,
@@ -279,7 +279,7 @@ def _with_work(
     if step.job == "compact" and step.windowed and span is not None:
         starts = {span.partition_of(each.window_start) for each in table.debt(Mode.POLICY)}
         return {partition_key(start) for start in starts if start is not None}
-    due = outlook(step.job, inputs).due
+    due = plan_next_run(step.job, inputs).due
     if due is None or (step.index is not None and step.index not in due.indexes):
         return set()
     return partitions

@@ -33,7 +33,7 @@ from benchmarks.metrics import Metric, command, peak_mib
 from benchmarks.read_servers import ENVIRONMENT, REGION
 from storage_core.change.declaration import load
 from storage_core.data.steps import Ingest
-from storage_core.log.job_run import Here, JobReport, run
+from storage_core.log.job_run import InProcessExecutor, JobReport, run
 from storage_core.write.ingest import announcements
 from tidemark import Table
 
@@ -103,7 +103,7 @@ def _declared(folder: Path, server: Server, **landing: str) -> Path:
 
 def _ingest(declaration: Path) -> JobReport:
     table = Table.declare(load(str(declaration)))
-    return run(Ingest(table_uri=table.uri), Here(table.log), table)
+    return run(Ingest(table_uri=table.uri), InProcessExecutor(table.log), table)
 
 
 def _announced(report: JobReport) -> Counter[str]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.metrics import Metric, command, peak_mib, reset_peak
-from storage_core.compact.debt import window_debts
+from storage_core.compact.pending_work import group_by_window
 from storage_core.compact.planner import choose
 from storage_core.compact.work import MOST_INPUTS
 from storage_core.data.settings.layout import Mode
@@ -76,7 +76,7 @@ def _plan(folder: str, now_ms: int) -> tuple[Cost, Cost, Cost, float, float]:
     reset_peak()
     before = peak_mib()
     planned = _cost(lambda: _planned(snapshot, now_ms))
-    owed = _cost(lambda: window_debts(choose(snapshot, now_ms=now_ms, mode=Mode.POLICY)))
+    owed = _cost(lambda: group_by_window(choose(snapshot, now_ms=now_ms, mode=Mode.POLICY)))
     return opened, planned, owed, before, peak_mib()
 
 

@@ -45,7 +45,7 @@ from jobs.spark import java, warm
 from jobs.spark.spark import SmallWork, Spark, SparkUse
 from storage_core.change.declaration import load
 from storage_core.data.steps import Ingest
-from storage_core.log.job_run import Here, JobReport, run
+from storage_core.log.job_run import InProcessExecutor, JobReport, run
 from tidemark import Table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -208,7 +208,7 @@ def _options(given: Input, folder: Path) -> Ingest:
 def _on_driver(given: Input, folder: Path) -> JobReport:
     options = _options(given, folder)
     table = Table.declare(load(options.declaration or ""), options.table_uri)
-    return run(options, Here(table.log), table)
+    return run(options, InProcessExecutor(table.log), table)
 
 
 def _duckdb_and_delta(given: Input, folder: Path) -> None:

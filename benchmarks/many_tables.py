@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from benchmarks.metrics import Metric, command
 
 if TYPE_CHECKING:
-    from pipelines.upkeep.sensor import Upkeep
+    from pipelines.maintenance.sensor import PendingWorkFinder
     from storage_core.change.declaration import TableDeclaration
 
 FULL, SMALL = 500, 20
@@ -38,8 +38,8 @@ def measure(*, small: bool) -> Iterator[Metric]:
     from assets.launcher import PipesLauncher
     from pipelines.catalog import build_definitions
     from pipelines.jobs import assets_of_jobs
+    from pipelines.maintenance.sensor import PendingWorkFinder
     from pipelines.tables import read_tables
-    from pipelines.upkeep.sensor import Upkeep
     from tests.support.many_tables import declare_tables, land_line
 
     count = SMALL if small else FULL
@@ -57,7 +57,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
             yield Metric(name=f"{count} tables, {what}", value=len(found), unit="")
         yield Metric(name=f"{count} tables, validate", value=_validated(Path(folder)), unit="s")
         tables = [each.declaration for each in declared.tables]
-        upkeep = Upkeep(tables, assets_of_jobs(tables))
+        upkeep = PendingWorkFinder(tables, assets_of_jobs(tables))
 
         def tick() -> int:
             with build_sensor_context(instance) as context:
@@ -76,7 +76,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
     yield Metric(name=f"{count} tables, peak memory", value=peak, unit="MiB")
 
 
-def _ticked(name: str, upkeep: Upkeep, tick: Callable[[], int]) -> Iterator[Metric]:
+def _ticked(name: str, upkeep: PendingWorkFinder, tick: Callable[[], int]) -> Iterator[Metric]:
     before, began = upkeep.requests, time.process_time()
     runs = tick()
     yield Metric(name=f"{name}, runs asked for", value=runs, unit="")

@@ -265,7 +265,7 @@ AREAS: Final[Mapping[str, tuple[Row, ...]]] = {
     "Operate many tables": (
         Row(
             "first load of 1,000,000 splits into the catalog, SQLite",
-            "catalogue",
+            "catalog",
             "first load of 1,000,000 splits in SQLite",
             "60 s",
         ),

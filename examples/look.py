@@ -6,7 +6,7 @@ from pathlib import Path
 
 from examples.narrator import Narrator
 from pipelines.report import write_report
-from pipelines.status import look_at_all, places_of
+from pipelines.status import collect_all_statuses, status_targets
 from pipelines.tables import load_tables, tables_folder
 
 REPORT = Path("report.html")
@@ -15,16 +15,16 @@ REPORT = Path("report.html")
 def look(narrator: Narrator) -> None:
     """Show the status of the declared tables, and write their report."""
     narrator.step("Look", "Show late tables, pending work and cost: one line per table, and a page with plots.")
-    places = places_of(load_tables(tables_folder()))
+    places = status_targets(load_tables(tables_folder()))
     rows: list[dict[str, object]] = [
         {
             "table": each.place.name,
             "status": each.state.value,
             "rows": each.status.rows,
             "bytes": each.status.bytes,
-            "owed": ", ".join(f"{step} {owed.count:,}" for step, owed in each.status.owed.items()),
+            "pending": ", ".join(f"{step} {work.count:,}" for step, work in each.status.pending.items()),
         }
-        for each in look_at_all(places)
+        for each in collect_all_statuses(places)
         if each.status is not None
     ]
     narrator.answer("How is every table?", "tidemark status", rows)

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
-from jobs.process import ending_with_parent, heard_once, report_to_dagster
+from jobs.process import end_with_parent, interrupt_on_first_signal, report_to_dagster
 from jobs.spark.spark import SPARK, SmallWork, Spark, SparkUse
 from storage_core.base.errors import Interrupted, TidemarkError, as_tidemark_error
 from storage_core.base.text import log_to_stderr, printable
@@ -131,7 +131,7 @@ def _repeated(name: str) -> str:
     return _option(name).removesuffix("s")
 
 
-@heard_once()
+@interrupt_on_first_signal()
 def main(job: str, argv: Sequence[str] | None = None) -> int:
     """Run a step with these arguments. Print its report, and return the exit code.
 
@@ -141,7 +141,7 @@ def main(job: str, argv: Sequence[str] | None = None) -> int:
     step = STEPS[job]
     parsed = parser(step).parse_args(argv)
     try:
-        with ending_with_parent(os.environ):
+        with end_with_parent(os.environ):
             options = parse(step, parsed)
             named = {SPARK: parsed.spark} if parsed.spark else {}
             with Spark(options.master, SmallWork.of({**os.environ, **named})) as spark:

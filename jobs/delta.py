@@ -28,14 +28,14 @@ from storage_core.change.statements import held_in
 from storage_core.data.rows.incoming import PIECE_BYTES
 from storage_core.data.rows.keys import key_order
 from storage_core.data.rows.times import within_calendar
-from storage_core.data.rows.vectors import require_sound
+from storage_core.data.rows.vectors import require_valid_embeddings
 from storage_core.data.rows.windows import LateMetrics, LateRule
 from storage_core.data.settings.layout import Region
 from storage_core.data.settings.table import TableConfig
 from storage_core.data.steps import Ingest
+from storage_core.interop.column_union import fitted
 from storage_core.interop.delta_columns import Filling, fillings, finish, follow, hide_equal_rows
 from storage_core.interop.delta_source import DeltaGroup, DeltaLog, DeltaTable, next_group
-from storage_core.interop.union import fitted
 from storage_core.log.actions import Action, Add
 from storage_core.log.conflicts import AtVersion, Requirement, TxnProgress
 from storage_core.log.job_run import NO_METRICS, JobReport, JobRun, Metrics, as_text, of_text, with_report
@@ -47,7 +47,7 @@ from storage_core.store.meter import MeteredStore
 from storage_core.write.distribution.work import Divided, FillPart, FillResult, write_part
 from storage_core.write.ingest.landing import DeltaChanges, LandingSpec
 from storage_core.write.ingest.progress import DeltaGap, delta_progress, progress_app, progress_txns
-from storage_core.write.late_rows import LateRowFilter, Origin
+from storage_core.write.late_rows import LateRowFilter, RowOrigin
 from storage_core.write.region.records import RecordBuilder
 from storage_core.write.region.router import groups_of
 from storage_core.write.region.spec import route
@@ -176,7 +176,7 @@ class DeltaIngest:
 
     def _look(self, lost: frozenset[int]) -> tuple[DeltaLog, DeltaGroup | None]:
         reached = delta_progress(self.job.before.txns)
-        log = DeltaLog.look(self.spec.uri, 0 if reached is None else reached.next_version)
+        log = DeltaLog.list_versions(self.spec.uri, 0 if reached is None else reached.next_version)
         return log, next_group(log, reached, self.changes, lost=lost, known=self._known)
 
     def _bring_next(self, *, keyed: bool) -> bool:
@@ -274,14 +274,14 @@ class DeltaIngest:
             try:
                 report = self._committed(actions, requirements, group, brought)
             except CommitConflict:
-                self.job.look_again()
+                self.job.refresh_head()
                 if len(requirements) == 1 or plan + 1 == _MOST_PLANS:
                     raise
                 start.check(self.job.before)
                 continue
             self._done.add(group, brought, report)
             self._known = group.table if group.commits else None  # if versions are missing, the schema may have changed
-            self.job.look_again()
+            self.job.refresh_head()
             return
 
     def _committed(
@@ -304,7 +304,7 @@ def append_rows(batches: Iterator[pa.RecordBatch], item: Item) -> Answer:
     deleted: list[pa.Table] = [target.context.schema.empty_table()]
     count = 0
     for piece in _pieces(batches):
-        rows, counts = target.sound(piece)
+        rows, counts = target.validate(piece)
         came = rows if counts is None else _repeated(rows, counts)
         count += came.num_rows
         adds += sort_and_write(
@@ -334,7 +334,7 @@ def put_rows(batches: Iterator[pa.RecordBatch], item: Item) -> Answer:
     pieces = list(_pieces(batches))
     if not pieces:
         return {"result": Divided().to_json(), "deletes": 0, "requests": target.store.requests}
-    rows, counts = target.sound(pa.concat_tables(pieces))
+    rows, counts = target.validate(pa.concat_tables(pieces))
     came, went = rows, rows.slice(0, 0)
     if counts is not None:
         came, went = _repeated(rows, counts), rows.filter(pa.array(counts < 0))
@@ -362,11 +362,11 @@ class _Target:
         self.store = MeteredStore(open_table_store(self.item["table_uri"]))
         self.context = SplitContext.from_json(self.item["context"])
         self.config = TableConfig.from_configuration(self.context.configuration)
-        origin = Origin(source=self.item["source"], by="ingest")
+        origin = RowOrigin(source=self.item["source"], by="ingest")
         seconds = self.context.window_seconds
         self.late_filter = LateRowFilter(self.store, LateRule.of(self.config), origin, window_seconds=seconds)
 
-    def sound(self, piece: pa.Table) -> tuple[pa.Table, np.ndarray[tuple[int], np.dtype[np.int64]] | None]:
+    def validate(self, piece: pa.Table) -> tuple[pa.Table, np.ndarray[tuple[int], np.dtype[np.int64]] | None]:
         """Return the rows with the table's schema, and the number of copies of each row.
 
         Raises `InvalidInput` for a row that does not fit.
@@ -376,7 +376,9 @@ class _Target:
             counts = piece.column(COUNT).to_numpy()
             piece = piece.drop_columns([COUNT])
         try:
-            rows = require_sound(within_calendar(fitted(piece, self.context.schema)), self.config.nonzero_vectors)
+            rows = require_valid_embeddings(
+                within_calendar(fitted(piece, self.context.schema)), self.config.nonzero_vectors
+            )
         except InvalidInput as error:
             raise error.reworded(f"{self.item['source']}: {error.found}") from error
         return rows, counts

@@ -17,7 +17,7 @@ from storage_core.base.errors import NotFound
 from storage_core.change.declaration import TableDeclaration
 from storage_core.data.settings.table import TableConfig
 from storage_core.data.steps import STEPS
-from storage_core.log.job_run import DueRun, Outlook
+from storage_core.log.job_run import DueRun, PlannedRun
 from storage_core.log.snapshot import Snapshot
 from storage_core.store.contract import ObjectStore
 from storage_core.table import Table, exists
@@ -77,18 +77,20 @@ class TableInputs:
 
 
 def due_run(step: str, inputs: TableInputs) -> DueRun | None:
-    """Return the run that a step of a table needs now, or None. `outlook` also shows when a step will have new work."""
-    return outlook(step, inputs).due
+    """Return the run that a step of a table needs now, or None. `plan_next_run` also shows when a step will have new
+    work.
+    """
+    return plan_next_run(step, inputs).due
 
 
-def outlook(step: str, inputs: TableInputs) -> Outlook:
+def plan_next_run(step: str, inputs: TableInputs) -> PlannedRun:
     """Return the present and future work of one step of a table. The step is in `storage_core.data.steps.OBSERVABLE`.
 
     If the table does not exist yet, the only possible work is an ingest of landed files. This function reads storage
     and writes nothing. Raises the errors of the reads.
     """
     if inputs.table is None and step != "ingest":
-        return Outlook(due=None)
+        return PlannedRun(due=None)
     home = importlib.import_module(STEPS[step].home)
-    found: DueRun | Outlook | None = getattr(home, f"due_{step}")(inputs)
-    return found if isinstance(found, Outlook) else Outlook(due=found)
+    found: DueRun | PlannedRun | None = getattr(home, f"due_{step}")(inputs)
+    return found if isinstance(found, PlannedRun) else PlannedRun(due=found)

@@ -30,9 +30,9 @@ from storage_core.log.job_run import (
     JobReport,
     JobRun,
     Metrics,
-    Outlook,
-    Place,
+    PlannedRun,
     Prediction,
+    TaskEnvironment,
     as_task,
     with_report,
 )
@@ -266,7 +266,7 @@ def _ingested(job: JobRun[Ingest], spec: LandingSpec, found: _Found, work: Seque
 
 
 @as_task
-def ingest_files(place: Place, item: Item) -> Answer:
+def ingest_files(place: TaskEnvironment, item: Item) -> Answer:
     """Ingest a batch of landed files."""
     context = SplitContext.from_json(item["context"])
     works = [IngestWork.from_json(each) for each in item["works"]]
@@ -372,7 +372,7 @@ def _not_read(landed: Landed) -> dict[str, object]:
     return {"not_read": landed.not_read, "not_read_names": landed.not_read_names} if landed.not_read else {}
 
 
-def due_ingest(inputs: TableInputs) -> DueRun | Outlook | None:
+def due_ingest(inputs: TableInputs) -> DueRun | PlannedRun | None:
     """Return the run that the table needs now, or None.
 
     Landed data also needs a run if the table does not exist yet.
@@ -394,7 +394,7 @@ def due_ingest(inputs: TableInputs) -> DueRun | Outlook | None:
     return DueRun(reason=reason, items=len(sizes), bytes=sum(sizes))
 
 
-def _due_announced(spec: LandingSpec, snapshot: Snapshot | None, now_ms: int) -> DueRun | Outlook:
+def _due_announced(spec: LandingSpec, snapshot: Snapshot | None, now_ms: int) -> DueRun | PlannedRun:
     """Return the run that a landing location with a queue needs. Cost: at most one request to the queue."""
     from storage_core.write.ingest.announcements import Queue
 
@@ -403,4 +403,4 @@ def _due_announced(spec: LandingSpec, snapshot: Snapshot | None, now_ms: int) ->
         return DueRun(reason="a listing of the landing location")
     if waiting := Queue.of(spec).waiting():
         return DueRun(reason=f"{counted(waiting, 'message')} of the queue", items=waiting)
-    return Outlook(due=None, in_ms=in_ms)
+    return PlannedRun(due=None, in_ms=in_ms)

@@ -28,7 +28,7 @@ from contextlib import suppress
 from typing import TextIO
 
 from jobs.command import failure_of, from_arguments
-from jobs.process import ending_with_parent, heard_once
+from jobs.process import end_with_parent, interrupt_on_first_signal
 from jobs.spark.spark import Spark
 from storage_core.base.errors import Interrupted, TidemarkError, Unavailable, as_tidemark_error
 from storage_core.base.text import log_to_stderr, printable
@@ -57,14 +57,14 @@ class Answers(logging.Handler):
         self.send({MESSAGE: record.getMessage(), LEVEL: record.levelname})
 
 
-@heard_once()
+@interrupt_on_first_signal()
 def serve(requests: TextIO, answers: Answers, idle_seconds: float) -> int:
     """Run the jobs that arrive as lines. Stop if no job arrives for `idle_seconds`, or if the input ends. Return 0.
 
     The process also ends after a signal stops a job, or if a job may have made Spark unusable. The next job then needs
     a new process. Any other `TidemarkError` ends only the job that raised it.
     """
-    with suppress(KeyboardInterrupt), ending_with_parent(os.environ), Spark() as spark:
+    with suppress(KeyboardInterrupt), end_with_parent(os.environ), Spark() as spark:
         for line in _until_idle(requests, idle_seconds):
             answers.send({BEGAN: True})
             error = _job(line, spark, answers)

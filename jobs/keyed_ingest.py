@@ -99,7 +99,7 @@ class KeyedIngest:
         try:
             with self.job.holding(self.job.step.lease) as waited:
                 if waited:
-                    self.job.look_again()
+                    self.job.refresh_head()
                     works = self._planned(self.files)
                 for each in _rounds(works):
                     self._bring_or_retry(each)
@@ -138,7 +138,7 @@ class KeyedIngest:
                 LOG.info("%s: a round is planned again: %s", self.job.uri, error)
                 # Without a random pause, two processes could take a region from each other endlessly.
                 self.job.log.clock.sleep_ms(self.job.log.ids.fraction() * _PAUSE_MS * 2**lost)
-                self.job.look_again()
+                self.job.refresh_head()
             else:
                 return
 
@@ -177,7 +177,7 @@ class KeyedIngest:
         drifted = name_drift(reasons_of(results), {}, (), job.before.schema.names)
         details = {"files": len(files)}
         report = job.commit(actions, operation="INGEST", metrics=metrics, details=details, drifted=drifted)
-        job.look_again()
+        job.refresh_head()
         self._results += results
         if report.status == "committed":
             self._last = report

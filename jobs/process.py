@@ -30,7 +30,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def heard_once() -> Iterator[None]:
+def interrupt_on_first_signal() -> Iterator[None]:
     """Raise `KeyboardInterrupt` at the first SIGINT or SIGTERM inside the block. Later signals have no effect.
 
     The argument of the exception is the signal number. Only the main thread receives signals. The block therefore has
@@ -44,7 +44,7 @@ def heard_once() -> Iterator[None]:
             heard = True
             raise KeyboardInterrupt(number)
 
-    with handlers_kept():
+    with restore_signal_handlers():
         if threading.current_thread() is threading.main_thread():
             for each in STOP_SIGNALS:
                 signal.signal(each, stop)
@@ -52,7 +52,7 @@ def heard_once() -> Iterator[None]:
 
 
 @contextmanager
-def handlers_kept() -> Iterator[None]:
+def restore_signal_handlers() -> Iterator[None]:
     """Restore the handlers of both signals after the block. Spark replaces the SIGINT handler when Spark starts."""
     handlers = {each: signal.getsignal(each) for each in STOP_SIGNALS}
     try:
@@ -74,13 +74,13 @@ LOOK_SECONDS = 1.0
 LOG = logging.getLogger(__name__)
 
 
-def as_parent() -> dict[str, str]:
+def parent_environment() -> dict[str, str]:
     """Return the environment variable that makes a job end when this process ends."""
     return {PARENT: str(os.getpid())}
 
 
 @contextmanager
-def ending_with_parent(environment: Mapping[str, str]) -> Iterator[None]:
+def end_with_parent(environment: Mapping[str, str]) -> Iterator[None]:
     """Send SIGTERM to this process if the process in `environment` ends during the block.
 
     Without the variable, the block has no effect. Call this function in the main thread, because only this thread

@@ -16,10 +16,10 @@ from pipelines.alerts.sensors import build_alerts
 from pipelines.automation import Automation, load_automation
 from pipelines.housekeeping import build_catalog, build_housekeeping, build_raw_log_assets, build_report
 from pipelines.jobs import assets_of_jobs, build_jobs
+from pipelines.maintenance.due_runs import DeclaredNow
+from pipelines.maintenance.sensor import PendingWorkFinder, build_upkeep_sensor
 from pipelines.schedules import build_schedules
 from pipelines.tables import DeclaredRawLog, DeclaredRawLogs, DeclaredTable, DeclaredTables, Problem
-from pipelines.upkeep.sensor import Upkeep, build_upkeep_sensor
-from pipelines.upkeep.wanted import DeclaredNow
 from storage_core.base.clock import Clock
 from storage_core.change.declaration import TableDeclaration
 from storage_core.data.steps import OBSERVABLE
@@ -119,7 +119,7 @@ def build_once(
     looked_after = [each for each in tables if automation.looks_after(each)]
     feeding = [(table, [each.files for each in _feeding(table, raw_logs)]) for table in tables]
     now = DeclaredNow(folder) if folder else None
-    upkeep = Upkeep(looked_after, assets, clock, root=root, declared_now=now, prefix=prefix)
+    upkeep = PendingWorkFinder(looked_after, assets, clock, root=root, declared_now=now, prefix=prefix)
     own = Definitions(
         jobs=[*jobs, *([build_forget_job(feeding, prefix=prefix)] if tables else [])],
         schedules=build_schedules(tables, raw_logs, assets, automation),

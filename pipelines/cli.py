@@ -38,11 +38,12 @@ from typing import Annotated, Any, Final, get_args
 import typer
 from typer.core import TyperGroup
 
-from jobs.process import heard_once
+from jobs.process import interrupt_on_first_signal
 from pipelines.commands import (
-    cataloguing,
+    catalog,
     checking,
     inspecting,
+    maintenance,
     output,
     overview,
     raw,
@@ -50,7 +51,6 @@ from pipelines.commands import (
     rows,
     services,
     tables,
-    upkeep,
 )
 from storage_core.base.errors import Interrupted, InvalidInput, TidemarkError, as_tidemark_error
 from storage_core.base.text import choice_of, counted, did_you_mean, log_to_stderr, quoted
@@ -223,7 +223,7 @@ _ELSEWHERE: Final = frozenset({"ingest", "distribute", "catch-up", "merge-segmen
 _GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Data": {
         "append": rows.append,
-        "ingest": upkeep.COMMANDS["ingest"],
+        "ingest": maintenance.COMMANDS["ingest"],
         "import": tables.import_,
         "sql": reading.sql,
         "get": reading.get,
@@ -236,7 +236,7 @@ _GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "quarantine": rows.quarantine,
         "tail": inspecting.tail,
         "raw": raw.raw,
-        "distribute": upkeep.COMMANDS["distribute"],
+        "distribute": maintenance.COMMANDS["distribute"],
     },
     "Tables": {
         "init": tables.init,
@@ -247,15 +247,15 @@ _GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "regions": inspecting.regions,
         "alter": tables.alter,
         "clone": tables.clone,
-        "publish": upkeep.publish,
+        "publish": maintenance.publish,
         "report": overview.report,
         "metrics": overview.metrics,
-        "catalog": cataloguing.catalog,
+        "catalog": catalog.catalog,
     },
     "Maintenance": {
         "debt": inspecting.debt,
-        **{name: each for name, each in upkeep.COMMANDS.items() if name not in _ELSEWHERE},
-        "leases": upkeep.leases,
+        **{name: each for name, each in maintenance.COMMANDS.items() if name not in _ELSEWHERE},
+        "leases": maintenance.leases,
         "cache": reading.cache,
         "fsck": checking.fsck,
         "audit": checking.audit,
@@ -264,8 +264,8 @@ _GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Indexes and search": {
         "search": reading.search,
         "recall": reading.recall,
-        "catch-up": upkeep.COMMANDS["catch-up"],
-        "merge-segments": upkeep.COMMANDS["merge-segments"],
+        "catch-up": maintenance.COMMANDS["catch-up"],
+        "merge-segments": maintenance.COMMANDS["merge-segments"],
     },
     "History": {
         "history": inspecting.history,
@@ -282,7 +282,7 @@ _GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "Development": {
         "probe": checking.probe,
-        "simulate-policy": upkeep.simulate_policy,
+        "simulate-policy": maintenance.simulate_policy,
     },
 }
 """The commands under their headings in `tidemark --help`. Each heading lists them in the order of their typical use."""
@@ -354,7 +354,7 @@ def _version() -> str:
         return "(run from its source, not installed)"
 
 
-@heard_once()
+@interrupt_on_first_signal()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 

@@ -12,9 +12,9 @@ import os
 
 from assets.launcher import PipesLauncher
 from pipelines.catalog import build_definitions
-from pipelines.files_of_all import problems_of_all
 from pipelines.report import REPORT_PATH
-from pipelines.tables import load_tables, read_raw_logs, require_sound, tables_folder
+from pipelines.shared_config import problems_of_all
+from pipelines.tables import load_tables, read_raw_logs, require_valid, tables_folder
 from storage_core.catalog.opening import CATALOG_URL
 
 VALIDATING = "DAGSTER_IS_DEFS_VALIDATION_CLI"
@@ -23,7 +23,7 @@ VALIDATING = "DAGSTER_IS_DEFS_VALIDATION_CLI"
 _declared = load_tables(tables_folder())
 _raw_logs = read_raw_logs(tables_folder())
 if os.environ.get(VALIDATING):
-    require_sound([*_declared.problems, *_raw_logs.problems, *problems_of_all(_declared.root)])
+    require_valid([*_declared.problems, *_raw_logs.problems, *problems_of_all(_declared.root)])
 
 defs = build_definitions(
     _declared,

@@ -40,11 +40,11 @@ from assets.raw_logs import build_distributed_asset, build_raw_asset, gaps_of, r
 from assets.steps import asset_key
 from jobs.spark.spark import Spark
 from pipelines.automation import Automation
-from pipelines.failed import last_failures_in
 from pipelines.jobs import scheduled
+from pipelines.last_failures import last_failures_in
 from pipelines.report import REPORT_PATH, report_file, write_report
 from pipelines.runs import end_dead_runs, old_runs, purge
-from pipelines.status import State, places_of
+from pipelines.status import State, status_targets
 from pipelines.tables import DeclaredRawLog, DeclaredTable, DeclaredTables
 from storage_core.base.clock import SystemClock
 from storage_core.base.text import counted
@@ -153,7 +153,7 @@ def _written(declared: DeclaredTables) -> AssetsDefinition:
         kinds={"html"},
     )
     def written(context: AssetExecutionContext) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster recognises the bare class only
-        places = places_of(declared)
+        places = status_targets(declared)
         file = report_file(declared.root)
         with typed_failures():
             failures = last_failures_in(context.instance, [each.name for each in places])

@@ -21,8 +21,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from pipelines.failed import LastFailure
-from pipelines.status import Looked, Place, index_lag, look, look_into, next_run
+from pipelines.last_failures import LastFailure
+from pipelines.status import StatusTarget, TableStatus, collect_open_status, collect_status, index_lag, next_run
 from pipelines.tables import age, duration, size, write_whole
 from storage_core.base.clock import Clock, SystemClock
 from storage_core.base.errors import TidemarkError, as_tidemark_error
@@ -75,7 +75,7 @@ class Content:
         recalls: The recall of each vector index, if it was measured.
     """
 
-    looked: Looked
+    looked: TableStatus
     windows: Sequence[Window] = ()
     commits: Sequence[Written] = ()
     recalls: Mapping[str, float] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Content:
         return reversed(found)
 
 
-def content_of(place: Place, clock: Clock, *, most_commits: int = MOST_COMMITS, recall: bool = False) -> Content:
+def content_of(place: StatusTarget, clock: Clock, *, most_commits: int = MOST_COMMITS, recall: bool = False) -> Content:
     """Return the content of the report about one table. Errors are not raised, because the result contains them.
 
     Cost: the requests of `maintain.status`, and one GET per commit. With `recall`, there are also the requests to read
@@ -119,7 +119,7 @@ def content_of(place: Place, clock: Clock, *, most_commits: int = MOST_COMMITS, 
     """
     try:
         table = Table.open(place.uri)
-        looked = look_into(table, place, clock)
+        looked = collect_open_status(table, place, clock)
         about = describe(table.store, table.snapshot, now_ms=clock.now_ms())
         commits = tuple(islice(written(table.store, table.version), most_commits))
         vectors = [each.name for each in table.config.indexes if recall and each.kind == "vector"]
@@ -129,10 +129,10 @@ def content_of(place: Place, clock: Clock, *, most_commits: int = MOST_COMMITS, 
     return Content(looked=looked, windows=_windows(about), commits=commits, recalls=recalls)
 
 
-def _failed(place: Place, error: TidemarkError, clock: Clock) -> Looked:
+def _failed(place: StatusTarget, error: TidemarkError, clock: Clock) -> TableStatus:
     if place.is_declared and error.kind == "not_found":
-        return look(place, clock)
-    return Looked(place=place, error=error, requests={})
+        return collect_status(place, clock)
+    return TableStatus(place=place, error=error, requests={})
 
 
 def _windows(about: Mapping[str, object]) -> list[Window]:
@@ -291,7 +291,7 @@ svg{max-width:100%;height:auto;font-size:11px}.cell{fill:#0b5fa5}.before{fill:#9
 """
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 
-_OWED = ("owed", "index lag", "unmerged", "quarantine entries", "next compaction")
+_PENDING = ("pending", "index lag", "unmerged", "quarantine entries", "next compaction")
 
 
 def page(
@@ -300,7 +300,7 @@ def page(
     """Return the HTML text. It contains an overview with one line per table, and one section per table."""
     known = failures or {}
     lines = [_line(each, known.get(each.looked.place.name), now_ms) for each in contents]
-    head = ("table", "status", "rows", "size", "newest row", "commit", *_OWED, "last failure")
+    head = ("table", "status", "rows", "size", "newest row", "commit", *_PENDING, "last failure")
     parts = [
         (
             f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -319,10 +319,10 @@ def _line(content: Content, failure: LastFailure | None, now_ms: int) -> list[st
     looked = content.looked
     state = looked.state_after(failure).value.replace("_", " ")
     shown = [f'<a href="#{_anchor(content)}">{text(looked.place.name)}</a>', f'<span class="{state}">{state}</span>']
-    owed = [f"{step} {each.count:,} {each.unit}" for step, each in looked.owed.items()]
-    pending = ", ".join([*owed, *(f"{step} ?" for step in looked.unknown)])
+    known = [f"{step} {each.count:,} {each.unit}" for step, each in looked.pending.items()]
+    pending = ", ".join([*known, *(f"{step} ?" for step in looked.unknown)])
     if (status := looked.status) is None:
-        shown += ["", "", "", "", pending, *("" for _ in _OWED[1:])]
+        shown += ["", "", "", "", pending, *("" for _ in _PENDING[1:])]
     else:
         newest = "" if status.newest_row_at is None else f"{age(now_ms, status.newest_row_at)} ago"
         shown += [f"{status.rows:,}", size(status.bytes), newest, f"{age(now_ms, status.committed_at)} ago"]
@@ -526,7 +526,7 @@ class WrittenReport:
 
 def write_report(
     file: Path,
-    places: Sequence[Place],
+    places: Sequence[StatusTarget],
     *,
     failures: Mapping[str, LastFailure],
     prices: Prices | None = None,

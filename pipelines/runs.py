@@ -1,6 +1,6 @@
 """Queries about runs in Dagster's history, and changes of these runs.
 
-- `AtWork`: the runs that wait or run now.
+- `ActiveRuns`: the runs that wait or run now.
 - `spent_bytes`: the largest number of bytes that runs may have read within the last hour.
 - `end_dead_runs`: mark a run as failed if the process of the run has died.
 - `unfinished`: the partitions that are missing because their last run did not succeed.
@@ -101,7 +101,7 @@ _MOST_ENDED = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AtWork:
+class ActiveRuns:
     """The runs that wait or run now, and the assets for which no new run may be requested.
 
     If the step of an asset succeeded in a run, the asset is free. The run may still work on other assets. If the
@@ -124,7 +124,7 @@ class AtWork:
     @classmethod
     def of(
         cls, instance: DagsterInstance, assets_of_jobs: Mapping[str, Collection[AssetKey]], *, now_ms: int
-    ) -> AtWork:
+    ) -> ActiveRuns:
         """Query the instance.
 
         Cost: two queries, and one query for each run of several assets that works or failed recently.
@@ -314,8 +314,8 @@ def run_request(
 ) -> RunRequest:
     """Return a request for a run of a job. The run is for one table or raw log, or for several tables.
 
-    The request has no run key, because the sensor itself checks whether such a run is already waiting (`AtWork`). The
-    run covers all windows.
+    The request has no run key, because the sensor itself checks whether such a run is already waiting (`ActiveRuns`).
+    The run covers all windows.
 
     Args:
         job: The name of the job.

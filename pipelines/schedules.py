@@ -34,12 +34,12 @@ from assets.run_tags import PRIORITY, TABLE, VERSION
 from pipelines.automation import Automation
 from pipelines.housekeeping import distribution_reason
 from pipelines.jobs import CHECK, step_assets
-from pipelines.runs import USUAL, AtWork, reason_tags, run_request
+from pipelines.runs import USUAL, ActiveRuns, reason_tags, run_request
 from pipelines.tables import DeclaredRawLog
 from storage_core.base.errors import TidemarkError
 from storage_core.change.declaration import RawLogDeclaration, TableDeclaration
 from storage_core.data.steps import TABLE_STEPS, Step
-from storage_core.log.job_run import Failed
+from storage_core.log.job_run import TaskFailure
 from storage_core.table import Table, exists
 
 CHECKED_AT_ONCE = 50
@@ -131,7 +131,7 @@ def _schedule(
 ) -> ScheduleDefinition:
     def tick(context: ScheduleEvaluationContext) -> Iterator[RunRequest | SkipReason]:
         now = context.scheduled_execution_time
-        at_work = AtWork.of(context.instance, assets_of_jobs, now_ms=int(now.timestamp() * 1000))
+        at_work = ActiveRuns.of(context.instance, assets_of_jobs, now_ms=int(now.timestamp() * 1000))
         wanted = (each for each in timed if automation.looks_after(each.declaration))
         due = (each for each in wanted if _is_time(each.cron, now) and at_work.free(each.assets))
         yield from _answer(_requests(job, due, automation.prefix, context.instance))
@@ -147,7 +147,7 @@ def _requests(
         try:
             reason = each.reason(instance)
         except TidemarkError as error:
-            reason = _skip("cannot be read", Failed.of(error))
+            reason = _skip("cannot be read", TaskFailure.of(error))
         if isinstance(reason, SkipReason):
             yield SkipReason(f"{each.name}: {reason.skip_message}")
         else:
@@ -197,7 +197,7 @@ def _check(table: TableDeclaration, context: ScheduleEvaluationContext, job: str
     try:
         version = str(Table.open(table.uri).version)
     except TidemarkError as error:
-        return _skip(table.name, Failed.of(error))
+        return _skip(table.name, TaskFailure.of(error))
     tags = {TABLE: table.name, VERSION: version}
     unfinished = [each for each in DagsterRunStatus if each.name not in ("FAILURE", "CANCELED")]
     if context.instance.get_runs_count(RunsFilter(job_name=job, tags=tags, statuses=unfinished)):
@@ -206,7 +206,7 @@ def _check(table: TableDeclaration, context: ScheduleEvaluationContext, job: str
     return RunRequest(table.name, tags={**tags, **reason, **_CHECK_PRIORITY}, asset_check_keys=check_keys(table))
 
 
-def _skip(name: str, failed: Failed) -> SkipReason:
+def _skip(name: str, failed: TaskFailure) -> SkipReason:
     return SkipReason(f"{name}: {failed.kind}: {failed.message}")
 
 

@@ -1,9 +1,9 @@
 """The state of tables, as records for people and programs, and as OpenMetrics text.
 
-The number of requests per table is bounded. If a table cannot be read, the other tables are still read. `ExternalLook`
-adds state that is not in the log of the table. It consists of landed files, mirrors, and the plan of garbage
-collection. `held_back` returns the reasons why pending maintenance does not start. The metrics are a contract
-(docs/spec.md). The labels of the metrics contain no location.
+The number of requests per table is bounded. If a table cannot be read, the other tables are still read.
+`ExternalBacklogReader` adds state that is not in the log of the table. It consists of landed files, mirrors, and the
+plan of garbage collection. `held_back` returns the reasons why pending maintenance does not start. The metrics are a
+contract (docs/spec.md). The labels of the metrics contain no location.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeVar
 
 from pipelines.automation import UPKEEP_SENSOR, Automation
-from pipelines.failed import LastFailure
 from pipelines.history import history_folder
+from pipelines.last_failures import LastFailure
+from pipelines.maintenance.budgets import ALL, BudgetState, quiet, read_upkeep_of_all
 from pipelines.tables import DeclaredTables, duration, size
-from pipelines.upkeep.budgets import ALL, Limit, quiet, read_upkeep_of_all
 from storage_core.base.clock import Clock, SystemClock
 from storage_core.base.errors import NotFound, TidemarkError, as_tidemark_error
 from storage_core.base.text import counted, escaped
@@ -27,7 +27,7 @@ from storage_core.change.declaration_file import read_automation
 from storage_core.change.declaration_parts import UpkeepDeclaration, UpkeepOfAllDeclaration
 from storage_core.data.steps import TABLE_STEPS
 from storage_core.maintain.rejections import drift_text, rejection_text
-from storage_core.maintain.status import NOT_LOOKED, ExternalDebt, Owed, RetainedPart, Status, status
+from storage_core.maintain.status import NOT_MEASURED, ExternalBacklog, PendingWork, RetainedPart, Status, status
 from storage_core.store.contract import PAGE_KEYS
 from storage_core.store.meter import add_requests, all_of
 from storage_core.table import Table
@@ -98,7 +98,7 @@ def _in(moment_ms: int, now_ms: int) -> str:
 
 
 MOST_LANDED = 10_000
-"""The largest number of entries that `ExternalLook` reads at a landing location."""
+"""The largest number of entries that `ExternalBacklogReader` reads at a landing location."""
 
 HELD = "held"
 """The key in `unknown` for the retained bytes of the table. Unlike the other keys, this key is not a step."""
@@ -107,7 +107,7 @@ Found = TypeVar("Found")
 
 
 @dataclass(slots=True)
-class ExternalLook:
+class ExternalBacklogReader:
     """The pending work of a table that is not visible in the table's log.
 
     Attributes:
@@ -126,18 +126,18 @@ class ExternalLook:
     _unknown: dict[str, str] = field(default_factory=dict)
     _read: Plan | None = None
 
-    def look(self) -> ExternalDebt:
+    def measure(self) -> ExternalBacklog:
         """Return the pending work.
 
         Errors at the locations are not raised. The field `unknown` of the result contains them.
 
-        Cost: one LIST per 1,000 entries of the landing location, one GET, and the requests of `shown_versions`. With
-        `with_held`, also the requests of `measure_retained`.
+        Cost: one LIST per 1,000 entries of the landing location, one GET, and the requests of `published_versions`.
+        With `with_held`, also the requests of `measure_retained`.
         """
         ingest, table = self._known("ingest", self._landed), self.table
         if table is None:
-            return ExternalDebt(ingest=ingest, unknown=self._unknown)
-        return ExternalDebt(
+            return ExternalBacklog(ingest=ingest, unknown=self._unknown)
+        return ExternalBacklog(
             ingest=ingest,
             collect=self._known("collect", lambda: self._noted(table)),
             mirrors=self._known("publish", lambda: self._lacking(table)) or {},
@@ -152,24 +152,24 @@ class ExternalLook:
             self._unknown[step] = f"{error.kind}: {error.found}"
             return None
 
-    def _landed(self) -> Owed | None:
+    def _landed(self) -> PendingWork | None:
         if self.landing is None:
             return None
         if self.landing.queue is not None:
             from storage_core.write.ingest.announcements import Queue
 
             waiting = Queue.of(self.landing).waiting()
-            return Owed(count=waiting, unit="messages") if waiting else None
+            return PendingWork(count=waiting, unit="messages") if waiting else None
         self.lists += 1
         return self._versions(self.landing) if self.landing.is_delta else self._files(self.landing)
 
-    def _versions(self, spec: LandingSpec) -> Owed | None:
+    def _versions(self, spec: LandingSpec) -> PendingWork | None:
         from storage_core.write.ingest.progress import waiting_versions
 
         waiting = len(waiting_versions(spec.uri, self.table.snapshot if self.table else None))
-        return Owed(count=waiting, unit="versions") if waiting else None
+        return PendingWork(count=waiting, unit="versions") if waiting else None
 
-    def _files(self, spec: LandingSpec) -> Owed | None:
+    def _files(self, spec: LandingSpec) -> PendingWork | None:
         from storage_core.write.ingest.landing import survey
         from storage_core.write.ingest.progress import pending
 
@@ -180,25 +180,25 @@ class ExternalLook:
             return None
         waiting = pending(self.table.snapshot, found.files) if self.table else found.files
         sizes = [each.size for each in waiting]
-        return Owed(count=len(sizes), unit="files", bytes=sum(sizes)) if sizes else None
+        return PendingWork(count=len(sizes), unit="files", bytes=sum(sizes)) if sizes else None
 
     def _lacking(self, table: Table) -> dict[str, int]:
         how = table.config.publish
         if not how.formats:
             return {}
-        from storage_core.interop.steps import shown_versions
+        from storage_core.interop.steps import published_versions
 
-        shown = shown_versions(table.store, how)
+        shown = published_versions(table.store, how)
         return {name: table.version - (-1 if version is None else version) for name, version in shown.items()}
 
-    def _noted(self, table: Table) -> Owed | None:
+    def _noted(self, table: Table) -> PendingWork | None:
         """Return the garbage that the plan contains. The next collection deletes it, unless a version uses it again."""
         from storage_core.maintain.collect import Horizon, long_noted
 
         own = table.config.gc_horizon_ms
         horizon = Horizon(requested_ms=own, configured_ms=own)
         due = list(long_noted(self._plan(table), horizon, now_ms=self.now_ms))
-        return Owed(count=len(due), unit="objects", bytes=sum(each.size for each in due)) if due else None
+        return PendingWork(count=len(due), unit="objects", bytes=sum(each.size for each in due)) if due else None
 
     def _plan(self, table: Table) -> Plan:
         from storage_core.maintain.collect import read_plan
@@ -218,7 +218,7 @@ PARALLEL_TABLES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class StatusTarget:
     """A table and the declared properties that its state needs.
 
     Attributes:
@@ -237,7 +237,7 @@ class Place:
 
     @classmethod
     def of(cls, declaration: TableDeclaration) -> Self:
-        """Return a `Place` for a declared table."""
+        """Return a `StatusTarget` for a declared table."""
         return cls(
             name=declaration.name,
             uri=declaration.uri,
@@ -262,7 +262,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looked:
+class TableStatus:
     """The state of a table, or the error that prevented the read of its state.
 
     Attributes:
@@ -273,17 +273,17 @@ class Looked:
         requests: The number of requests for this state, by kind.
     """
 
-    place: Place
+    place: StatusTarget
     status: Status | None = None
     error: TidemarkError | None = None
-    before: ExternalDebt = NOT_LOOKED
+    before: ExternalBacklog = NOT_MEASURED
     requests: Mapping[str, int]
 
     @property
-    def owed(self) -> Mapping[str, Owed]:
+    def pending(self) -> Mapping[str, PendingWork]:
         """The pending work by step. If the table does not exist yet, this is only the landed files."""
         if self.status is not None:
-            return self.status.owed
+            return self.status.pending
         return {} if self.before.ingest is None else {"ingest": self.before.ingest}
 
     @property
@@ -342,12 +342,14 @@ class Looked:
         return self.place.name if self.place.is_declared else self.place.uri
 
 
-def places_of(declared: DeclaredTables) -> list[Place]:
-    """Return a `Place` for each declared table."""
-    return [Place.of(each.declaration) for each in declared.tables]
+def status_targets(declared: DeclaredTables) -> list[StatusTarget]:
+    """Return a `StatusTarget` for each declared table."""
+    return [StatusTarget.of(each.declaration) for each in declared.tables]
 
 
-def look_at_all(places: Sequence[Place], clock: Clock | None = None, *, with_held: bool = False) -> Iterator[Looked]:
+def collect_all_statuses(
+    places: Sequence[StatusTarget], clock: Clock | None = None, *, with_held: bool = False
+) -> Iterator[TableStatus]:
     """Yield the state of each table in the order of `places`.
 
     The state of a table contains its error, which is not raised.
@@ -358,13 +360,13 @@ def look_at_all(places: Sequence[Place], clock: Clock | None = None, *, with_hel
     now = clock or SystemClock()
     for start in range(0, len(places), PARALLEL_TABLES):
         some = places[start : start + PARALLEL_TABLES]
-        yield from all_of(lambda each: look(each, now, with_held=with_held), some, PARALLEL_TABLES)
+        yield from all_of(lambda each: collect_status(each, now, with_held=with_held), some, PARALLEL_TABLES)
 
 
-def look(place: Place, clock: Clock, *, with_held: bool = False) -> Looked:
+def collect_status(place: StatusTarget, clock: Clock, *, with_held: bool = False) -> TableStatus:
     """Return the state of one table.
 
-    Cost: the requests to open the table, of `ExternalLook.look` and of `maintain.status`.
+    Cost: the requests to open the table, of `ExternalBacklogReader.measure` and of `maintain.status`.
     """
     none: dict[str, int] = {}
     table = None
@@ -372,30 +374,34 @@ def look(place: Place, clock: Clock, *, with_held: bool = False) -> Looked:
         table = Table.open(place.uri)
     except NotFound as error:
         if not place.is_declared:
-            return Looked(place=place, error=error, requests=none)
+            return TableStatus(place=place, error=error, requests=none)
     except Exception as error:  # noqa: BLE001  # any error concerns only this table
-        return Looked(place=place, error=as_tidemark_error(error), requests=none)
+        return TableStatus(place=place, error=as_tidemark_error(error), requests=none)
     try:
-        return look_before(place, clock) if table is None else look_into(table, place, clock, with_held=with_held)
+        return (
+            collect_missing_status(place, clock)
+            if table is None
+            else collect_open_status(table, place, clock, with_held=with_held)
+        )
     except Exception as error:  # noqa: BLE001  # any error concerns only this table
         requests = none if table is None else table.store.requests
-        return Looked(place=place, error=as_tidemark_error(error), requests=requests)
+        return TableStatus(place=place, error=as_tidemark_error(error), requests=requests)
 
 
-def look_before(place: Place, clock: Clock) -> Looked:
+def collect_missing_status(place: StatusTarget, clock: Clock) -> TableStatus:
     """Return the state of a declared table that does not exist yet. Cost: the LISTs of its landing location."""
-    others = ExternalLook(None, place.landing, clock.now_ms())
-    external = others.look()
-    return Looked(place=place, before=external, requests={"list": others.lists} if others.lists else {})
+    others = ExternalBacklogReader(None, place.landing, clock.now_ms())
+    external = others.measure()
+    return TableStatus(place=place, before=external, requests={"list": others.lists} if others.lists else {})
 
 
-def look_into(table: Table, place: Place, clock: Clock, *, with_held: bool = False) -> Looked:
+def collect_open_status(table: Table, place: StatusTarget, clock: Clock, *, with_held: bool = False) -> TableStatus:
     """Return the state of a table that is already open. Raises the errors of `maintain.status`."""
     now_ms = clock.now_ms()
-    others = ExternalLook(table, place.landing, now_ms, with_held)
-    external = others.look()
+    others = ExternalBacklogReader(table, place.landing, now_ms, with_held)
+    external = others.measure()
     found = status(table.store, table.snapshot, now_ms=now_ms, freshness_ms=place.freshness_ms, external=external)
-    return Looked(place=place, status=found, requests=add_requests(table.store.requests, {"list": others.lists}))
+    return TableStatus(place=place, status=found, requests=add_requests(table.store.requests, {"list": others.lists}))
 
 
 # Reasons for which pending work does not start.
@@ -412,7 +418,7 @@ _OFF = "automation is off, so no sensor starts the step. Declare `automation: on
 
 
 def held_back(
-    found: Sequence[Looked], declared: Sequence[TableDeclaration], root: Path, *, now_ms: int
+    found: Sequence[TableStatus], declared: Sequence[TableDeclaration], root: Path, *, now_ms: int
 ) -> dict[str, str]:
     """Return, for each table name, the reason why pending work does not start.
 
@@ -431,11 +437,11 @@ def held_back(
     return {name: why for name, why in waits.items() if why} | _not_started(found, declared, root)
 
 
-def _owes(found: Looked, except_for: Collection[str]) -> bool:
-    return any(step not in except_for for step in found.owed)
+def _owes(found: TableStatus, except_for: Collection[str]) -> bool:
+    return any(step not in except_for for step in found.pending)
 
 
-def _not_started(found: Sequence[Looked], declared: Sequence[TableDeclaration], root: Path) -> dict[str, str]:
+def _not_started(found: Sequence[TableStatus], declared: Sequence[TableDeclaration], root: Path) -> dict[str, str]:
     """Return, for each table name, the reason why no sensor or schedule starts the pending maintenance."""
     automation = Automation(declared, of_all=read_automation(root))
     owing = {each.place.name for each in found if _owes(each, _NOT_STARTED_BY_IT)}
@@ -466,16 +472,16 @@ def _sensor_is_on(root: Path, automation: Automation) -> bool:
 
 
 def _limited(
-    found: Looked, own: UpkeepDeclaration, of_all: UpkeepOfAllDeclaration, spent: Mapping[str, int]
+    found: TableStatus, own: UpkeepDeclaration, of_all: UpkeepOfAllDeclaration, spent: Mapping[str, int]
 ) -> str | None:
     """Return the budget that has too few bytes left for the next compaction of the table.
 
     Otherwise, return None.
     """
-    name, owed = found.place.name, found.status.next_run.read_bytes if found.status else 0
+    name, pending = found.place.name, found.status.next_run.read_bytes if found.status else 0
     counts = ((name, own.bytes_per_hour, spent.get(name, 0)), (ALL, of_all.bytes_per_hour, sum(spent.values())))
-    limits = (Limit(of, most, used) for of, most, used in counts if most is not None)
-    return next((str(each) for each in limits if each.defers(owed)), None)
+    limits = (BudgetState(of, most, used) for of, most, used in counts if most is not None)
+    return next((str(each) for each in limits if each.defers(pending)), None)
 
 
 def _spent(root: Path, now_ms: int) -> Mapping[str, int]:
@@ -528,7 +534,7 @@ _OF_A_TABLE: Final = (
 )
 
 
-def metrics_text(found: Iterable[Looked], failures: Mapping[str, LastFailure]) -> str:
+def metrics_text(found: Iterable[TableStatus], failures: Mapping[str, LastFailure]) -> str:
     """Return the states of tables as OpenMetrics text. Each table must have a unique name."""
     looked = list(found)
     lines = list(_states({each.place.name: each.state_after(failures.get(each.place.name)) for each in looked}))
@@ -579,18 +585,19 @@ def _seconds(milliseconds: int | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1000
 
 
-def _steps(looked: Iterable[Looked]) -> Iterator[str]:
-    owed = [({"table": each.place.name, "step": step}, one) for each in looked for step, one in each.owed.items()]
+def _steps(looked: Iterable[TableStatus]) -> Iterator[str]:
+    pending = [({"table": each.place.name, "step": step}, one) for each in looked for step, one in each.pending.items()]
     yield from _family(
-        _Family("owed", "Pending work of a step, in its unit."),
-        (({**labels, "unit": one.unit}, one.count) for labels, one in owed),
+        _Family("pending", "Pending work of a step, in its unit."),
+        (({**labels, "unit": one.unit}, one.count) for labels, one in pending),
     )
     yield from _family(
-        _Family("owed", "Estimated pending work of a step.", "bytes"), ((labels, one.bytes) for labels, one in owed)
+        _Family("pending", "Estimated pending work of a step.", "bytes"),
+        ((labels, one.bytes) for labels, one in pending),
     )
 
 
-def _indexes(looked: Iterable[Looked]) -> Iterator[str]:
+def _indexes(looked: Iterable[TableStatus]) -> Iterator[str]:
     lags = [
         ({"table": each.place.name, "index": lag.name}, lag)
         for each in looked
@@ -603,7 +610,7 @@ def _indexes(looked: Iterable[Looked]) -> Iterator[str]:
     yield from _family(versions, ((labels, lag.versions) for labels, lag in lags))
 
 
-def _mirrors(looked: Iterable[Looked]) -> Iterator[str]:
+def _mirrors(looked: Iterable[TableStatus]) -> Iterator[str]:
     yield from _family(
         _Family("mirror_lag_versions", "Versions that are not published yet in this format."),
         (

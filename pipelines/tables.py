@@ -150,7 +150,7 @@ class DeclaredTables:
     problems: tuple[Problem, ...] = ()
     folder: Path | None = None
 
-    def named(self, name: str) -> DeclaredTable | None:
+    def find(self, name: str) -> DeclaredTable | None:
         """Return the table with this name, or None."""
         return next((each for each in self.tables if each.declaration.name == name), None)
 
@@ -158,12 +158,12 @@ class DeclaredTables:
         """Return the names of the tables as text for a message."""
         return ", ".join(each.declaration.name for each in self.tables) or "none"
 
-    def require_sound(self) -> None:
+    def require_valid(self) -> None:
         """Raise `InvalidInput` if there are problems. The message contains every problem."""
-        require_sound(self.problems)
+        require_valid(self.problems)
 
 
-def require_sound(problems: Sequence[Problem]) -> None:
+def require_valid(problems: Sequence[Problem]) -> None:
     """Raise `InvalidInput` if there are problems. The message contains every problem."""
     if problems:
         raise InvalidInput("\n".join(each.message for each in problems))
@@ -234,7 +234,7 @@ def load_tables(folder: Path) -> DeclaredTables:
     for problem in declared.problems:
         LOG.error("a table is left out: %s", problem.message)
     if not declared.tables:
-        declared.require_sound()
+        declared.require_valid()
     return declared
 
 
@@ -340,7 +340,7 @@ class DeclaredRawLogs:
     raw_logs: tuple[DeclaredRawLog, ...] = ()
     problems: tuple[Problem, ...] = ()
 
-    def named(self, name: str) -> DeclaredRawLog:
+    def find(self, name: str) -> DeclaredRawLog:
         """Return the raw log with this name.
 
         Raises `InvalidInput` if there is none, with the problems of a file of this name.

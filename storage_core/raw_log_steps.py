@@ -28,8 +28,8 @@ from storage_core.log.job_run import (
     JobReport,
     JobRun,
     Metrics,
-    Place,
     Status,
+    TaskEnvironment,
     as_task,
     require_shared,
     with_report,
@@ -168,7 +168,7 @@ def run_distribute(job: JobRun[Distribute]) -> JobReport:
     its context (`report_of`). `Held` is raised in the same way if another run distributes this raw log into a table.
     """
     found = DistributeTables.open(job.options)
-    terms = Terms(closed_after_ms=found.raw.closed_after, give_up_to=give_up_to(job.options.skip_gaps))
+    terms = Terms(closed_after_ms=found.raw.closed_after, give_up_to=parse_give_up(job.options.skip_gaps))
     if job.options.dry_run:
         return job.report("planned", 0, details=_planned(found, terms))
     done = _distribute(found, _Tasks(job, found.history), terms, job)
@@ -213,7 +213,7 @@ class _Tasks:
         return answers
 
 
-def give_up_to(skip_gaps: Iterable[str]) -> Mapping[str, int]:
+def parse_give_up(skip_gaps: Iterable[str]) -> Mapping[str, int]:
     """Return for each writer the number of the last chunk that may be missing. Raises `InvalidInput`."""
     found: dict[str, int] = {}
     for text in skip_gaps:
@@ -490,7 +490,7 @@ def _raw_logs(options: Forget) -> list[RawTable]:
 
 
 @as_task
-def divide(place: Place, item: Item) -> Answer:
+def divide(place: TaskEnvironment, item: Item) -> Answer:
     """Divide the records of some chunks of a raw log by table."""
     work = DivideWork.from_json(item["work"])
     raw = [place.open(uri) for uri in work.source.stores]
@@ -498,7 +498,7 @@ def divide(place: Place, item: Item) -> Answer:
 
 
 @as_task
-def fill(place: Place, item: Item) -> Answer:
+def fill(place: TaskEnvironment, item: Item) -> Answer:
     """Write the records of a raw log for one region as the next generation of the region."""
     work = FillWork.from_json(item["work"])
     return {"result": distribution.fill(work, place.open(work.uri), clock=place.clock, ids=place.ids).to_json()}

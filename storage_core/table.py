@@ -21,13 +21,13 @@ import pyarrow as pa
 
 from storage_core.base.arguments import checked
 from storage_core.base.errors import InvalidInput, NotFound, typed
-from storage_core.base.process import QUERY_BYTES, require_headroom
+from storage_core.base.process import QUERY_BYTES, check_free_resources
 from storage_core.base.text import choice_of, quoted
 from storage_core.data.rows.columns import without_metadata
 from storage_core.data.settings.table import MapMode, TableConfig
 from storage_core.log.log import TransactionLog, log_at
 from storage_core.log.snapshot import Snapshot
-from storage_core.read.verified import Verified
+from storage_core.read.verified_files import VerifiedFiles
 from storage_core.read.view import PAGE_BYTES, At, Consistency, View, snapshot_at
 from storage_core.store.meter import MeteredStore
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from storage_core.change.declaration import TableDeclaration
     from storage_core.change.statement import Changed
     from storage_core.change.statements import Matching, Target
-    from storage_core.compact.debt import Debt
+    from storage_core.compact.pending_work import PendingWindow
     from storage_core.data.formats.documents import Tag
     from storage_core.data.rows.incoming import ArrowStream, Rows
     from storage_core.data.settings.index import IndexDefinition
@@ -57,20 +57,20 @@ if TYPE_CHECKING:
     from storage_core.read.plan import Plan, Watched
     from storage_core.read.predicate import Condition, Filter, Predicate
     from storage_core.read.scan import Scan
-    from storage_core.read.search.kept import Kept
     from storage_core.read.search.matches import Searched
     from storage_core.read.search.plan import SearchPlan
+    from storage_core.read.search.search_cache import SearchCache
     from storage_core.read.search.vectors import Recall
     from storage_core.read.sql import Opened
     from storage_core.read.table_read import TableView
-    from storage_core.read.unmerged import WithRawLogs
+    from storage_core.read.unmerged_records import WithRawLogs
     from storage_core.store.pieces import CacheCounts
     from storage_core.write.append import Appended
     from storage_core.write.ingest.landing import LandingSpec
+    from storage_core.write.region.captured_regions import Captured
     from storage_core.write.region.records import WriterOptions
     from storage_core.write.region.router import TableWriter
     from storage_core.write.region.spec import DeclaredField
-    from storage_core.write.region.unmerged import Captured
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -99,8 +99,8 @@ class Table:
         self._store = store
         self._log = log
         self._view = View(log, snapshot, pinned=pinned)
-        self._verified = Verified(log.cached)
-        self._kept: Kept | None = None
+        self._verified = VerifiedFiles(log.cached)
+        self._kept: SearchCache | None = None
 
     def __repr__(self) -> str:
         """Return the location and the version of the table. Makes no request."""
@@ -891,7 +891,7 @@ class Table:
                 self._store, snapshot, own, records=records, verified=self._verified, kept=self._view.kept
             )
 
-        with require_headroom(
+        with check_free_resources(
             "a lookup by key", size=QUERY_BYTES
         ):  # this check includes the memory that the threads of the lookup need to start
             return self._view.answered(at, seen, partial(holding_regions, self._store, keys=wanted), answer)
@@ -935,7 +935,7 @@ class Table:
 
         Rows with equal scores have a fixed order. Pages of one version therefore do not overlap or miss a row. This
         object keeps open searchers, decoded pages and bitmaps in bounded memory and in temporary files
-        (`read.search.kept`, `split.fetch`).
+        (`read.search.search_cache`, `split.fetch`).
 
         Args:
             query: Text for a full-text index. If the text does not parse (such as `can't`) or uses a column outside the
@@ -979,7 +979,7 @@ class Table:
         from storage_core.read.answers import HeldRows
         from storage_core.read.scan import chosen_columns
         from storage_core.read.search.hybrid import search
-        from storage_core.read.search.question import SearchQuestion
+        from storage_core.read.search.search_request import SearchQuestion
 
         searched = self._searched(at, consistency, filter, limits=limits, cache_dir=cache_dir)
         chosen = chosen_columns(columns, searched.snapshot.schema)
@@ -1093,7 +1093,7 @@ class Table:
         """
         from storage_core.read.answers import HeldRows
         from storage_core.read.search.matches import Query, search_facets
-        from storage_core.read.search.question import page
+        from storage_core.read.search.search_request import page
 
         searched = self._searched(at, consistency, filter, limits=limits, cache_dir=cache_dir)
         wanted = Query.of(searched.snapshot, query, index=index, syntax=syntax)
@@ -1110,11 +1110,11 @@ class Table:
         cache_dir: Path | None,
     ) -> Searched:
         from storage_core.read.scan import require_condition, wanted_filter
-        from storage_core.read.search.kept import Kept
         from storage_core.read.search.matches import Searched
+        from storage_core.read.search.search_cache import SearchCache
 
         wanted = wanted_filter(given)
-        self._kept = self._kept or Kept(self._verified, values=self._view.kept)
+        self._kept = self._kept or SearchCache(self._verified, values=self._view.kept)
         snapshot, captured = self._view.captured(at, consistency)
         require_condition(wanted, snapshot.schema)
         return Searched(
@@ -1272,7 +1272,7 @@ class Table:
         from storage_core.read.search.hybrid import search
         from storage_core.read.search.matches import Trace
         from storage_core.read.search.plan import indexes_of, planned, search_plan
-        from storage_core.read.search.question import SearchQuestion
+        from storage_core.read.search.search_request import SearchQuestion
 
         searched = self._searched(at, consistency, filter, limits=limits, cache_dir=cache_dir)
         given = SearchQuestion(
@@ -1737,10 +1737,10 @@ class Table:
         return list(describe.files(self.snapshot))
 
     @_call
-    def debt(self, mode: Mode | None = None) -> list[Debt]:
+    def debt(self, mode: Mode | None = None) -> list[PendingWindow]:
         """Return the windows with pending work of compaction or retention, now or later.
 
-        Each entry contains the work, its reason, its bytes and the cost of the next run (`compact.debt`).
+        Each entry contains the work, its reason, its bytes and the cost of the next run (`compact.pending_work`).
 
         Args:
             mode: Mode of the compaction. None: `finalize`.
@@ -1754,13 +1754,13 @@ class Table:
         Cost:
             No request.
         """
-        from storage_core.compact.debt import debt
+        from storage_core.compact.pending_work import find_pending_windows
         from storage_core.data.settings.layout import Mode
 
         if mode is not None and mode not in tuple(Mode):
             raise InvalidInput(choice_of("mode", mode, [*Mode]), argument="mode")
         mode = None if mode is None else Mode(mode)
-        return debt(self.snapshot, now_ms=self._log.clock.now_ms(), mode=mode or Mode.FINALIZE)
+        return find_pending_windows(self.snapshot, now_ms=self._log.clock.now_ms(), mode=mode or Mode.FINALIZE)
 
     def _require_no_application(self, application: object) -> None:
         """Raise `InvalidInput` if an `application` is given. A keyed table does not support this argument."""

@@ -750,7 +750,7 @@ FAULTS = (
     Fault(
         "guarantee 14",
         "a search reads the rows that no segment covers",
-        "coverage",
+        "compute_coverage",
         "missing=tuple(snapshot.splits[path] for path in traces.origins),",
         "missing=(),",
         ("tests/integration/test_index_search.py::test_full_text_finds_the_rows_that_a_scan_finds",),
@@ -822,8 +822,8 @@ FAULTS = (
         "guarantee 13",
         "a landed file with the rows is named",
         "_holds",
-        "if block.rows.num_rows and judge.arrived(block.rows).any():",
-        "if block.rows.num_rows and judge.arrived(block.rows).all():",
+        "if block.rows.num_rows and judge.mask_quarantined(block.rows).any():",
+        "if block.rows.num_rows and judge.mask_quarantined(block.rows).all():",
         (
             "tests/integration/test_forget_command.py::test_a_landed_file_with_the_rows_is_named_for_them_also_if_a_later_block_is_damaged",
         ),

@@ -37,7 +37,7 @@ from storage_core.base.errors import InvalidInput, NotFound
 from storage_core.base.limits import QueryLimits
 from storage_core.base.text import choice_of, quoted
 from storage_core.data.formats.keys import short_hash
-from storage_core.interop.union import as_held
+from storage_core.interop.column_union import as_held
 from storage_core.read.sql_predicate import between, one_of
 from storage_core.read.view import Consistency
 from storage_core.store.resolve import check_location, name_of

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
-from jobs.process import handlers_kept
+from jobs.process import restore_signal_handlers
 from jobs.spark import java
 from jobs.spark.java import ROOT, require_java
 from storage_core.base.errors import CONNECT as CONNECT_EXTRA
@@ -154,7 +154,7 @@ def _session(server: str, settings: Mapping[str, str]) -> SparkSession:
 
     session: Any = SparkSession.builder.remote(server).getOrCreate()  # makes no call to the server
     patient = session.client.get_retry_policies()
-    few_tries(session)
+    limit_retries(session)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"\[RETRIES_EXCEEDED\]")  # the error contains the reason
@@ -168,7 +168,7 @@ def _session(server: str, settings: Mapping[str, str]) -> SparkSession:
     return cast("SparkSession", session)
 
 
-def few_tries(session: Any) -> None:
+def limit_retries(session: Any) -> None:
     """Make calls of a Connect session fail after about 5 s without an answer."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
@@ -346,7 +346,7 @@ def _start_driver(master: str, more: Mapping[str, str], *, local: bool) -> Spark
     settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
     settings |= {**PRIVATE, **_java_options(more), "spark.local.dir": str(_local_files(os.getpid()))} if local else {}
     builder = SparkSession.builder.master(master).appName("tidemark")
-    with handlers_kept(), without_warnings():
+    with restore_signal_handlers(), without_warnings():
         os.environ.setdefault("SPARK_CONF_DIR", str(java.MESSAGES.parent))
         return builder.config(map={**SETTINGS, **settings, **more}).getOrCreate()
 

@@ -47,15 +47,15 @@ from storage_core.read.follow import (
     Change,
     Follower,
     Limit,
-    Portion,
     Position,
+    ReadTask,
     Unit,
     Wanted,
     changed_rows,
-    portions,
+    plan_read_tasks,
     rows_of,
 )
-from storage_core.read.scan import require_sound
+from storage_core.read.scan import require_valid_filter
 from storage_core.read.sql_predicate import from_sql
 from storage_core.read.view import Consistency
 from storage_core.split.context import context_of
@@ -247,7 +247,7 @@ def _require(given: Iterable[str], names: tuple[str, ...], where: str) -> None:
 _DAEMON = "pyspark.daemon"
 
 
-def spare_collections() -> None:
+def freeze_gc_in_daemon() -> None:
     """In a Spark worker, exclude all existing objects from Python's garbage collection.
 
     Spark's daemon makes every worker run a garbage collection after each task. If a collection examined the imported
@@ -333,14 +333,14 @@ class TableReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Return one partition per read task.
 
-        Cost: the requests of opening the table, of a scan, and of `portions`.
+        Cost: the requests of opening the table, of a scan, and of `plan_read_tasks`.
         """
         options = self._options
         table = Table.open(options.uri, at=self._version if options.is_of_the_base else None)
         scan = table.scan(options.columns, options.filter, consistency=options.consistency)
         require_schema(self._schema, spark_schema(scan.snapshot.schema, options.columns))
-        found = [InputPartition(each) for each in portions(scan)]
-        spare_collections()
+        found = [InputPartition(each) for each in plan_read_tasks(scan)]
+        freeze_gc_in_daemon()
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -352,12 +352,12 @@ class TableReader(DataSourceReader):
         return spark_batches(partition.value, wanted, self._schema, self._batch_rows)
 
 
-def spark_batches(portion: Portion, wanted: Wanted, schema: StructType, batch_rows: int) -> Iterator[pa.RecordBatch]:
+def spark_batches(portion: ReadTask, wanted: Wanted, schema: StructType, batch_rows: int) -> Iterator[pa.RecordBatch]:
     """Yield the selected rows of a read task, with the schema's types as Spark's Arrow types."""
     types = to_arrow_schema(schema, timezone="UTC")
     for batch in rows_of(portion, wanted, batch_rows=batch_rows):
         yield batch.cast(types)
-    spare_collections()
+    freeze_gc_in_daemon()
 
 
 # Streaming reads. They return the rows of a table at a version, and then the changes of each later version.
@@ -552,7 +552,7 @@ def _written(uri: str, batches: Iterator[pa.RecordBatch], version: int | None) -
     rows = pa.RecordBatchReader.from_batches(first.schema, every())
     pieces = fitting(rows, table.schema, table.config.nonzero_vectors)
     written = write_rows(table.store, context_of(table.snapshot), pieces, clock=SystemClock(), ids=SystemIds())
-    spare_collections()
+    freeze_gc_in_daemon()
     return written
 
 
@@ -601,10 +601,10 @@ class TableSource(DataSource):
         level = options.consistency if is_refused else Consistency.SNAPSHOT
         scan = table.scan(options.columns, options.filter, consistency=level)
         if scan.filter is not None:
-            require_sound(scan.filter, scan.snapshot.schema)
+            require_valid_filter(scan.filter, scan.snapshot.schema)
         self._version = table.version
         columns = spark_schema(table.schema, options.columns)
-        spare_collections()
+        freeze_gc_in_daemon()
         return change_schema(columns) if options.changes else columns
 
     def reader(self, schema: StructType) -> TableReader:

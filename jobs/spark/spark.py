@@ -32,7 +32,7 @@ from jobs.spark.warm import WarmSession
 from storage_core.base.errors import InvalidInput, TidemarkError
 from storage_core.base.text import alternatives, counted, quoted
 from storage_core.data.steps import LOCAL_SPARK
-from storage_core.log.job_run import Failed
+from storage_core.log.job_run import TaskFailure
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -157,7 +157,7 @@ class Progress:
             self._done, self._under_way = self._done + items, {}
         self._tell()
 
-    def look(self, under_way: Mapping[object, int]) -> None:
+    def update_finished(self, under_way: Mapping[object, int]) -> None:
         """Set the number of finished items for each unfinished part of the work."""
         with self._lock:
             self._under_way = under_way
@@ -176,7 +176,7 @@ class Progress:
             def handle(stages: Any, inflight_tasks: int, operation_id: str | None, done: bool) -> None:  # noqa: FBT001  # PySpark's signature
                 del inflight_tasks
                 operations[operation_id] = 0 if done else sum(each.num_completed_tasks for each in stages or ())
-                self.look(dict(operations))
+                self.update_finished(dict(operations))
 
             session.registerProgressHandler(handle)
             try:
@@ -195,7 +195,7 @@ class Progress:
     def _watch(self, tracker: Any, ended: threading.Event) -> None:
         while not ended.wait(LOOK_SECONDS):
             stages = {number: tracker.getStageInfo(number) for number in tracker.getActiveStageIds()}
-            self.look({number: stage.numCompletedTasks for number, stage in stages.items() if stage})
+            self.update_finished({number: stage.numCompletedTasks for number, stage in stages.items() if stage})
 
     def _tell(self) -> None:
         with self._lock:
@@ -487,7 +487,7 @@ def _tell(doing: str) -> None:
 def _without_errors(answers: list[Answer]) -> list[Answer]:
     for answer in answers:
         if "error" in answer:
-            raise Failed.from_object(answer["error"]).error()
+            raise TaskFailure.from_object(answer["error"]).error()
     return answers
 
 
@@ -495,7 +495,7 @@ def _answered(execute: Callable[[Item], Answer], payload: str) -> str:
     try:
         answer = execute(json.loads(payload))
     except TidemarkError as error:
-        answer = {"error": Failed.of(error).to_object()}
+        answer = {"error": TaskFailure.of(error).to_object()}
     return json.dumps(answer)
 
 
@@ -506,7 +506,7 @@ def _task_of_rows(
         try:
             answer = execute(batches, json.loads(item))
         except TidemarkError as error:
-            answer = {"error": Failed.of(error).to_object()}
+            answer = {"error": TaskFailure.of(error).to_object()}
         yield pa.RecordBatch.from_pydict({"answer": [json.dumps(answer)]})
 
     return run

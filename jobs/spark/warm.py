@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from jobs.spark.java import ROOT, folder, java_home, modules
-from jobs.spark.session import connect, few_tries, spark_errors
+from jobs.spark.session import connect, limit_retries, spark_errors
 from storage_core.base.errors import TidemarkError, Unavailable
 from storage_core.base.limits import CacheSettings
 from storage_core.base.process import is_dead, open_own, require_private
@@ -114,7 +114,7 @@ class WarmSession:
         try:
             self.session: SparkSession = connect(server.address(name), settings)
             session: Any = self.session
-            few_tries(session)  # a local server that does not answer has ended
+            limit_retries(session)  # a local server that does not answer has ended
             session.interruptAll()  # ends work of a killed job
         except Exception as error:
             self._close()
@@ -192,7 +192,7 @@ def require_fitting(server: WarmServer, environment: Mapping[str, str]) -> None:
     if not server.answers:
         raise Unavailable("the warm Spark does not run any more. Start it with `tidemark spark up`.")
     again = "Start it again with `tidemark spark down` and `tidemark spark up`."
-    if server.made_of != made_of():
+    if server.made_of != code_digest():
         raise Unavailable(f"the warm Spark was started with another version, Python or Java. {again}")
     if server.environment != read_by_tasks(environment, server.token):
         raise Unavailable(
@@ -200,7 +200,7 @@ def require_fitting(server: WarmServer, environment: Mapping[str, str]) -> None:
         )
 
 
-def made_of() -> str:
+def code_digest() -> str:
     """Return a digest of the code, Python and Java."""
     files = [(str(file), (found := file.stat()).st_size, found.st_mtime_ns) for file in modules()]
     return hashlib.sha256(repr((str(ROOT), files, sys.executable, sys.version, str(java_home()))).encode()).hexdigest()

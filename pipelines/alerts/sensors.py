@@ -29,8 +29,8 @@ from assets.run_tags import WILL_RETRY
 from pipelines.alerts.delivery import Alert, deliver
 from pipelines.alerts.receivers import ALERTS, AlertsDeclaration, read_alerts
 from pipelines.automation import Automation
-from pipelines.failed import said_by, tables_of
-from pipelines.status import Looked, Place, State, look_at_all, places_of
+from pipelines.last_failures import said_by, tables_of
+from pipelines.status import State, StatusTarget, TableStatus, collect_all_statuses, status_targets
 from pipelines.tables import DeclaredRawLog, DeclaredTables
 from storage_core.base.clock import Clock, SystemClock
 from storage_core.base.text import counted, first_of, listed
@@ -148,7 +148,7 @@ def _late_tables(
 ) -> SensorDefinition:
     places = [
         each
-        for each in places_of(declared)
+        for each in status_targets(declared)
         if each.freshness_ms is not None or each.landing or any(raw.declaration.feeds(each.name) for raw in raw_logs)
     ]
 
@@ -157,7 +157,7 @@ def _late_tables(
         if not receivers.receivers or not places:
             lacks = "no table has a freshness, a landing location or a raw log"
             return SkipReason(f"no receiver is declared in {ALERTS}" if places else lacks)
-        done = look_for_late(places, receivers, Cursor.of(context.cursor))
+        done = check_late_tables(places, receivers, Cursor.of(context.cursor))
         for problem in done.problems:
             context.log.error("alert not delivered: %s", problem)
         context.update_cursor(done.cursor.to_text())
@@ -175,16 +175,16 @@ def _late_tables(
     )
 
 
-def look_for_late(
-    places: Sequence[Place], receivers: AlertsDeclaration, cursor: Cursor, clock: Clock | None = None
+def check_late_tables(
+    places: Sequence[StatusTarget], receivers: AlertsDeclaration, cursor: Cursor, clock: Clock | None = None
 ) -> Ticked:
     """Read the state of the next tables. Send an alert for each change of a table's state and for each new drift.
 
     A table can become late, reject too many rows, become unreadable, or recover. A field or a column can drift in
     landed files. One alert reports each new name. An alert about too many rejected rows also contains the new names.
 
-    If no receiver accepts an alert, the next read of the table sends it again. Cost: the requests of `status.look` per
-    table.
+    If no receiver accepts an alert, the next read of the table sends it again. Cost: the requests of
+    `status.collect_status` per table.
     """
     now = clock or SystemClock()
     began = now.now_ms()
@@ -192,7 +192,7 @@ def look_for_late(
     said, after, drifted = dict(cursor.said), cursor.after, dict(cursor.drifted)
     sent: list[Alert] = []
     problems: list[str] = []
-    for each in look_at_all(ordered, now):
+    for each in collect_all_statuses(ordered, now):
         after, name = each.place.name, each.place.name
         if said.get(name) == BEHIND_AND_REJECTING and _said(each) == State.BEHIND:
             said[name] = State.BEHIND  # receivers already know that the table is behind
@@ -214,7 +214,7 @@ def look_for_late(
     return Ticked(Cursor(kept, after, reported_of), tuple(sent), tuple(problems))
 
 
-def _has_recovered(found: Looked) -> bool:
+def _has_recovered(found: TableStatus) -> bool:
     """Return whether landed rows or an empty quarantine show that a table has stopped rejecting rows.
 
     If no row came in the last 24 hours, a producer that sends rows once a day may still send invalid rows.
@@ -225,12 +225,14 @@ def _has_recovered(found: Looked) -> bool:
     return status.rejections.rows_in > 0
 
 
-def _said(found: Looked) -> str:
+def _said(found: TableStatus) -> str:
     """Return the state for the cursor. If a late table begins to reject rows, the changed state causes an alert."""
     return BEHIND_AND_REJECTING if found.state is State.BEHIND and found.is_rejecting else found.state.value
 
 
-def _alerts_of(found: Looked, before: str, reported: Mapping[str, int], at: int) -> list[tuple[Alert, Sequence[str]]]:
+def _alerts_of(
+    found: TableStatus, before: str, reported: Mapping[str, int], at: int
+) -> list[tuple[Alert, Sequence[str]]]:
     """Return the alerts about a table, each with the fields and columns that the alert reports."""
     room = max(0, MOST_REPORTED - len(reported))
     new = [each for each in found.drifted if each not in reported][:room]
@@ -246,13 +248,13 @@ def _alerts_of(found: Looked, before: str, reported: Mapping[str, int], at: int)
     return [*([(alert, [])] if alert is not None else []), *([(drifted, new)] if new else [])]
 
 
-def _still_reported(found: Looked, reported: Mapping[str, int], at: int) -> dict[str, int]:
+def _still_reported(found: TableStatus, reported: Mapping[str, int], at: int) -> dict[str, int]:
     """Return the names that still count as reported, each with the time of the last tick that found the name."""
     seen = {name: at if name in found.drifted else last for name, last in reported.items()}
     return {name: last for name, last in seen.items() if at - last <= FORGET_AFTER_MS}
 
 
-def _alert_of(found: Looked, before: str, at: int) -> Alert | None:
+def _alert_of(found: TableStatus, before: str, at: int) -> Alert | None:
     """Return an alert if the state of a table changed since the last alert. The old or the new state must be bad."""
     name, state = (found.place.name,), found.state
     if _said(found) == before or (state not in _BAD and before not in _SAID):

@@ -60,7 +60,7 @@ Master = Annotated[
 ]
 
 
-def refuse_beside(option: str, others: Mapping[str, object], *, why: str) -> None:
+def reject_combined(option: str, others: Mapping[str, object], *, why: str) -> None:
     """Raise `InvalidInput` if one of the other options is set. An option with None or False is not set."""
     given = [name for name, value in others.items() if value is not None and value is not False]
     if given:
@@ -123,7 +123,7 @@ def resolve(text: str) -> Target:
     if not BARE_NAME.fullmatch(text):
         return Target(check_location(text))
     known = declared()
-    if found := known.named(text):
+    if found := known.find(text):
         return Target(found.declaration.uri, found.file, known.root)
     for problem in known.problems:
         if problem.file.stem == text:

@@ -9,8 +9,8 @@ import typer
 
 from pipelines.commands import output
 from pipelines.commands.arguments import DryRun, Json, Uri, open_table, resolve, table_to_change
+from pipelines.commands.maintenance import command_of
 from pipelines.commands.output import cell
-from pipelines.commands.upkeep import command_of
 from storage_core.base.errors import Corrupt, InvalidInput, Unavailable
 from storage_core.base.text import counted
 from storage_core.data.steps import STEPS
@@ -288,7 +288,7 @@ def _with_landed(table: Table, uri: str, where: str, found: ForgetReport) -> For
 
     if resolve(uri).file is None:
         return found
-    known = read_tables(tables_folder()).named(uri)
+    known = read_tables(tables_folder()).find(uri)
     spec = None if known is None else known.declaration.landing_spec()
     if spec is None:
         return found

@@ -41,9 +41,9 @@ def tables(*, as_json: Json = False) -> None:
 
     Example: tidemark tables
     """
-    from pipelines.files_of_all import problems_of_all, unset_variables
+    from pipelines.shared_config import problems_of_all, unset_variables
     from pipelines.status import PARALLEL_TABLES
-    from pipelines.tables import require_sound
+    from pipelines.tables import require_valid
     from storage_core.store.meter import all_of
 
     known = declared()
@@ -58,7 +58,7 @@ def tables(*, as_json: Json = False) -> None:
         output.line(f"{name}: {error.kind}: {error}")
     for warning in unset_variables(known.root):
         output.warning(warning)
-    require_sound([*known.problems, *problems_of_all(known.root)])
+    require_valid([*known.problems, *problems_of_all(known.root)])
     if failed:
         name, error = failed[0]
         raise error.reworded(f"{name}: {error.found}")

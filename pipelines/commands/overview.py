@@ -16,8 +16,8 @@ from storage_core.base.errors import InvalidInput, NotFound, TidemarkError, Unav
 from storage_core.base.text import counted, listed
 
 if TYPE_CHECKING:
-    from pipelines.failed import LastFailure
-    from pipelines.status import Looked, Place
+    from pipelines.last_failures import LastFailure
+    from pipelines.status import StatusTarget, TableStatus
     from pipelines.tables import Problem
 
 BEHIND_EXIT_CODE: Final = 7
@@ -31,7 +31,7 @@ Uris = Annotated[
 def status(uris: Uris = None, *, as_json: Json = False) -> None:
     """Show the state of each table in one line.
 
-    The state of a table shows whether it is behind or rejects too many rows. The column `owed` contains the pending
+    The state of a table shows whether it is behind or rejects too many rows. The column `pending` contains the pending
     work of scheduled runs. It also contains `resort`, which only `compact --resort` does.
 
     The exit code is 2 if a declaration or a shared configuration file is invalid. Otherwise, it is the error code of
@@ -40,13 +40,13 @@ def status(uris: Uris = None, *, as_json: Json = False) -> None:
 
     Example: tidemark status
     """
-    from pipelines.files_of_all import problems_of_all
-    from pipelines.status import State, look_at_all
-    from pipelines.tables import require_sound
+    from pipelines.shared_config import problems_of_all
+    from pipelines.status import State, collect_all_statuses
+    from pipelines.tables import require_valid
 
     chosen = places_of(uris or [])
     failures = _last_failures(chosen)
-    found = list(look_at_all(chosen.places, with_held=True))
+    found = list(collect_all_statuses(chosen.places, with_held=True))
     waits = _held_back(chosen.root, found)
     if as_json:
         for each in found:
@@ -57,7 +57,7 @@ def status(uris: Uris = None, *, as_json: Json = False) -> None:
         for why in dict.fromkeys(waits.values()):
             names = listed([name for name, each in waits.items() if each == why])
             output.line(f"{names}: upkeep waits: {why}")
-    require_sound([*chosen.problems, *problems_of_all(chosen.root)])
+    require_valid([*chosen.problems, *problems_of_all(chosen.root)])
     for each in found:
         if each.error is not None:
             raise each.error.reworded(f"{each.place.name}: {each.error.found}")
@@ -82,9 +82,9 @@ def metrics(
 
     Example: tidemark metrics --output tidemark.prom
     """
-    from pipelines.files_of_all import problems_of_all
-    from pipelines.status import look_at_all, metrics_text
-    from pipelines.tables import require_sound, write_whole
+    from pipelines.shared_config import problems_of_all
+    from pipelines.status import collect_all_statuses, metrics_text
+    from pipelines.tables import require_valid, write_whole
 
     chosen = places_of(uris or [])
     places = chosen.places
@@ -92,7 +92,7 @@ def metrics(
         raise InvalidInput(
             f"several of these tables are called {repeated[0]!r}. Write the metrics of each table alone."
         )
-    text = metrics_text(look_at_all(places), _last_failures(chosen))
+    text = metrics_text(collect_all_statuses(places), _last_failures(chosen))
     about: output.Record = {"metrics": text}
     said = text.removesuffix("\n")
     if file is not None:
@@ -103,7 +103,7 @@ def metrics(
         output.json_line(about)
     else:
         output.line(said)
-    require_sound([*chosen.problems, *problems_of_all(chosen.root)])
+    require_valid([*chosen.problems, *problems_of_all(chosen.root)])
 
 
 def report(
@@ -127,7 +127,7 @@ def report(
     Example: tidemark report --output report.html
     """
     from pipelines.report import write_report
-    from pipelines.tables import require_sound
+    from pipelines.tables import require_valid
     from storage_core.log.job_run import read_prices
 
     chosen = places_of(uris or [])
@@ -139,7 +139,7 @@ def report(
         output.json_line({"status": "written", "file": str(file), "bytes": done.bytes, "tables": done.states})
     else:
         output.line(f"report of {counted(len(chosen.places), 'table')} written to {file}")
-    require_sound(chosen.problems)
+    require_valid(chosen.problems)
 
 
 def alerts(
@@ -180,7 +180,7 @@ class Chosen:
     `root` is the folder that contains `tables/`.
     """
 
-    places: Sequence[Place]
+    places: Sequence[StatusTarget]
     root: Path
     problems: Sequence[Problem] = ()
 
@@ -193,31 +193,36 @@ def places_of(words: Sequence[str]) -> Chosen:
     Raises:
         InvalidInput: There are no words, and no declaration is valid. The errors of `resolve` are raised too.
     """
-    from pipelines.status import Place
+    from pipelines.status import StatusTarget
     from storage_core.store.resolve import name_of
 
     known = declared()
     bounds = {each.declaration.name: each.declaration for each in known.tables}
     if not words:
         if not bounds:
-            known.require_sound()
-        return Chosen([Place.of(each) for each in bounds.values()], known.root, known.problems)
+            known.require_valid()
+        return Chosen([StatusTarget.of(each) for each in bounds.values()], known.root, known.problems)
     places = []
     for word in words:
         target = resolve(word)
         own = bounds.get(word) if target.file is not None else None
-        places.append(Place.of(own) if own else Place(name=name_of(target.uri), uri=target.uri, is_declared=False))
+        places.append(
+            StatusTarget.of(own) if own else StatusTarget(name=name_of(target.uri), uri=target.uri, is_declared=False)
+        )
     return Chosen(places, known.root)
 
 
-def record_of(found: Looked, failure: LastFailure | None) -> dict[str, object]:
+def record_of(found: TableStatus, failure: LastFailure | None) -> dict[str, object]:
     """Return a table's object for `status --json` (`docs/spec.md`)."""
     state = found.state_after(failure).value
     about: dict[str, object] = {"name": found.place.name, "uri": found.place.uri, "status": state}
     if found.status is not None:
         about |= asdict(found.status)
     elif found.error is None:
-        about |= {"owed": {step: asdict(each) for step, each in found.owed.items()}, "unknown": dict(found.unknown)}
+        about |= {
+            "pending": {step: asdict(each) for step, each in found.pending.items()},
+            "unknown": dict(found.unknown),
+        }
     if found.error is not None:
         about |= {"error": found.error.kind, "message": str(found.error)}
     return {**about, "last_failure": failure and asdict(failure), "requests": found.requests}
@@ -228,8 +233,8 @@ def _last_failures(chosen: Chosen) -> Mapping[str, LastFailure]:
 
     Raise `InvalidInput` if the environment does not contain the database of the history.
     """
-    from pipelines.failed import last_failures
     from pipelines.history import describe_move, history_folder, require_database
+    from pipelines.last_failures import last_failures
 
     folder = history_folder(chosen.root)
     if folder is None:
@@ -244,7 +249,7 @@ def _last_failures(chosen: Chosen) -> Mapping[str, LastFailure]:
         return {}
 
 
-def _held_back(root: Path, found: Sequence[Looked]) -> Mapping[str, str]:
+def _held_back(root: Path, found: Sequence[TableStatus]) -> Mapping[str, str]:
     from pipelines.history import history_folder
     from pipelines.status import held_back
     from storage_core.base.clock import SystemClock
@@ -273,7 +278,7 @@ _COLUMNS: Final = {
     "bytes": cell,
     "newest row": cell,
     "commit": cell,
-    "owed": cell,
+    "pending": cell,
     "index lag": cell,
     "unmerged": cell,
     "quarantine entries": number,
@@ -284,7 +289,7 @@ _OPTIONAL: Final = ("next compaction", "index lag", "bytes", "quarantine entries
 """Columns that a narrow terminal omits. The first column in this list is omitted first."""
 
 
-def _show(found: Sequence[Looked], failures: Mapping[str, LastFailure]) -> None:
+def _show(found: Sequence[TableStatus], failures: Mapping[str, LastFailure]) -> None:
     """Print one line per table. Then print the failures."""
     from pipelines.status import HELD, held_bytes
     from storage_core.base.clock import SystemClock
@@ -310,15 +315,15 @@ def _show(found: Sequence[Looked], failures: Mapping[str, LastFailure]) -> None:
             output.line(f"{each.place.name}: {failure.step} failed: {failure.message}")
 
 
-def _line(found: Looked, failure: LastFailure | None, now_ms: int) -> dict[str, object]:
+def _line(found: TableStatus, failure: LastFailure | None, now_ms: int) -> dict[str, object]:
     from pipelines.status import HELD, index_lag, next_run
     from pipelines.tables import age, duration, size
 
     state = found.state_after(failure).value
     about: dict[str, object] = {"table": found.place.name, "status": state.replace("_", " ")}
     unknown = [step for step in found.unknown if step != HELD]
-    owed = {step: f"{each.count:,}" for step, each in found.owed.items()} | dict.fromkeys(unknown, "?")
-    about["owed"] = ", ".join(f"{step} {count}" for step, count in owed.items())
+    pending = {step: f"{each.count:,}" for step, each in found.pending.items()} | dict.fromkeys(unknown, "?")
+    about["pending"] = ", ".join(f"{step} {count}" for step, count in pending.items())
     if (status := found.status) is None:
         return about
     if status.behind:
@@ -327,7 +332,7 @@ def _line(found: Looked, failure: LastFailure | None, now_ms: int) -> dict[str, 
     unknown = [step for step in status.unknown if step != HELD]
     rejections = status.rejections
     rejected, read = (rejections.rows_rejected, rejections.rows_in) if rejections else (0, 0)
-    owed = {step: f"{each.count:,}" for step, each in status.owed.items()} | dict.fromkeys(unknown, "?")
+    pending = {step: f"{each.count:,}" for step, each in status.pending.items()} | dict.fromkeys(unknown, "?")
     return {
         **about,
         "rows": status.rows,

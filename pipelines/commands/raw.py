@@ -386,7 +386,7 @@ def _declared_raw_log(text: str) -> DeclaredRawLog | None:
         return None
     known = read_raw_logs(tables_folder())
     is_known = text in {each.declaration.name for each in known.raw_logs}
-    return known.named(text) if is_known or text in {each.file.stem for each in known.problems} else None
+    return known.find(text) if is_known or text in {each.file.stem for each in known.problems} else None
 
 
 def _location(text: str) -> str:
@@ -436,7 +436,7 @@ def _collect(text: str, known: DeclaredRawLog | None, *, horizon_ms: int | None,
     if known is None:
         from pipelines.tables import read_raw_logs, tables_folder
 
-        known = read_raw_logs(tables_folder()).named(text)
+        known = read_raw_logs(tables_folder()).find(text)
     done = run_here(known.options(CollectRaw, horizon_ms=horizon_ms, dry_run=dry_run))
     output.report(done, as_json=as_json)
 

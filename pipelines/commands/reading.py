@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines.commands import output
-from pipelines.commands.arguments import At, Consistency, Everything, Json, Uri, open_table, refuse_beside
+from pipelines.commands.arguments import At, Consistency, Everything, Json, Uri, open_table, reject_combined
 from pipelines.commands.output import cell, number
 from storage_core.base.errors import InvalidInput
 from storage_core.base.text import quoted
@@ -356,7 +356,7 @@ def search(
         of_plan = {"--explain": explain, "--analyze": analyze}
         of_count = {"--facet": facet, "--limit": limit} if count else {}
         others = {**of_count, **of_page, **of_order, **of_scores, **of_plan}
-        refuse_beside("--count" if count else "--facet", others, why="prints no rows")
+        reject_combined("--count" if count else "--facet", others, why="prints no rows")
         of_rows = {"index": index or None, "filter": filter_, "syntax": syntax, "at": at}
         of_rows |= {"consistency": consistency or "snapshot"}
         show_matches(uri, query, facet=facet, limit=most, as_json=as_json, of_rows=of_rows)
@@ -383,7 +383,7 @@ def search(
     question["columns"] = None if names is None else [name for name in names if name in table.schema.names] or None
     if explain or analyze:
         of_order = {"--order-by": order_by, "--ascending": ascending, "--snippets": snippets}
-        refuse_beside(
+        reject_combined(
             "--explain" if explain else "--analyze", of_order, why="explains only a search that orders by score"
         )
         plan = table.explain_search(query, **question, analyze=analyze)

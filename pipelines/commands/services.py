@@ -47,7 +47,7 @@ def noticed() -> Iterator[Callable[[], bool]]:
         was_told = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
         handlers = {each: signal.signal(each, signal.default_int_handler) for each in STOP_SIGNALS}
         try:
-            yield _Ear(heard).heard
+            yield _Ear(heard).has_signal
         finally:
             for each, handler in handlers.items():
                 signal.signal(each, handler)
@@ -60,7 +60,7 @@ class _Ear:
     def __init__(self, source: socket.socket) -> None:
         self._source, self._heard = source, False
 
-    def heard(self) -> bool:
+    def has_signal(self) -> bool:
         """Return whether one of the signals has already arrived."""
         with suppress(BlockingIOError):
             self._heard = self._heard or bool(set(self._source.recv(4096)) & set(STOP_SIGNALS))
@@ -408,7 +408,7 @@ def _windows_of(bad: Sequence[ChunkDone]) -> str:
 def _declared(name: str) -> DeclaredTable:
     """Return the declared table with this name. Its locations do not depend on the working directory."""
     known = declared()
-    if found := known.named(name):
+    if found := known.find(name):
         return found
     problems = (each.message for each in known.problems)
     likely = did_you_mean(name, (each.declaration.name for each in known.tables))

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from pipelines.commands import output
-from pipelines.commands.arguments import BARE_NAME, Declaration, Json, Uri, declared, open_table, refuse_beside, resolve
+from pipelines.commands.arguments import (
+    BARE_NAME,
+    Declaration,
+    Json,
+    Uri,
+    declared,
+    open_table,
+    reject_combined,
+    resolve,
+)
 from storage_core.base.errors import InvalidInput, NotFound
 from storage_core.base.text import counted
 
@@ -120,7 +129,7 @@ def _init_declared(uri: str | None, file: Path | None, *, as_json: bool) -> None
         for table in known.tables:
             if table.file is not None:
                 _declare(table.file, None, known.root, as_json=as_json)
-        known.require_sound()
+        known.require_valid()
 
 
 def _declare(file: Path, uri: str | None, root: Path, *, as_json: bool) -> None:
@@ -362,7 +371,7 @@ def clone(
 
     Example: tidemark clone logs ./try
     """
-    if BARE_NAME.fullmatch(to) and declared().named(to) is not None:
+    if BARE_NAME.fullmatch(to) and declared().find(to) is not None:
         raise InvalidInput(f"{to!r} is a declared table. Give a new location, such as ./{to}")
     _show_clone(open_table(uri).clone(to, version=version, deep=deep), as_json=as_json)
 
@@ -446,7 +455,7 @@ def _source(
 ) -> AbstractContextManager[str | Stream]:
     """Yield the absolute location of the source. For a query, yield its result as a stream."""
     if query is not None:
-        refuse_beside("--query", {"SOURCE": source}, why="is the source of the import")
+        reject_combined("--query", {"SOURCE": source}, why="is the source of the import")
         from storage_core.interop.import_given import answer_of
 
         return answer_of(query, database, name=name)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from subprocess import Popen, TimeoutExpired
 
 from pipelines.processes.programs import Address
-from pipelines.processes.supervision import END_SECONDS, started
+from pipelines.processes.supervision import END_SECONDS, start_program
 from storage_core.base.errors import Unavailable
 
 LOOK_SECONDS = 2.0
@@ -43,7 +43,7 @@ def run_code_server(command: Sequence[str], address: Address, environment: Mappi
         Unavailable: The server ended by itself, or it answered earlier and does not answer any more. The supervisor
             then starts the server again.
     """
-    server = started(command, environment, signal.SIGKILL)
+    server = start_program(command, environment, signal.SIGKILL)
     try:
         _watch(server, address)
     except KeyboardInterrupt:

@@ -35,7 +35,7 @@ _PR_SET_PDEATHSIG = 1
 LOG = logging.getLogger(__name__)
 
 
-class Kept:
+class SupervisedProgram:
     """A program that runs, or that waits for its restart."""
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -46,7 +46,7 @@ class Kept:
         self._started_at, self._pause = time.monotonic(), 0.0
         self._starts_at: float | None = None
 
-    def look(self) -> None:
+    def restart_if_ended(self) -> None:
         """Restart the program if it has ended and its pause is over. Log this."""
         now = time.monotonic()
         if self._starts_at is not None:
@@ -71,7 +71,7 @@ class Kept:
 
     def _start(self) -> subprocess.Popen[bytes]:
         """Start the program in its own process group. Remember the groups of earlier starts that still exist."""
-        process = started(self._command, self._environment, process_group=0)
+        process = start_program(self._command, self._environment, process_group=0)
         self._groups = [*filter(_signal, self._groups), process.pid]
         return process
 
@@ -89,7 +89,7 @@ class Kept:
         self._process.wait()
 
 
-def started(
+def start_program(
     command: Sequence[str],
     environment: Mapping[str, str],
     at_our_end: signal.Signals = signal.SIGTERM,
@@ -129,7 +129,7 @@ def keep_running(
     The first program is started at once. The other programs start when the first program is ready, or after
     `PATIENCE_SECONDS`. The function calls `is_up` until `is_up` returns True.
     """
-    kept: list[Kept] = []
+    kept: list[SupervisedProgram] = []
     waiting = list(programs.items())
     patient_until = time.monotonic() + PATIENCE_SECONDS
     up = False
@@ -140,10 +140,10 @@ def keep_running(
         while True:
             while waiting and (not kept or is_first_ready() or time.monotonic() > patient_until):
                 name, command = waiting.pop(0)
-                kept.append(Kept(name, command, environment))
+                kept.append(SupervisedProgram(name, command, environment))
             time.sleep(LOOK_SECONDS)
             for each in kept:
-                each.look()
+                each.restart_if_ended()
             if not up and is_up():
                 up = True
                 LOG.info("up: %s", ", ".join(programs))

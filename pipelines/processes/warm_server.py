@@ -17,8 +17,8 @@ from pathlib import Path
 from jobs.spark.java import QUICK, first_on_path, make, no_settings, options, require_java, spark_home, work
 from jobs.spark.session import PRIVATE
 from jobs.spark.spark import SmallWork, Spark, SparkUse
-from jobs.spark.warm import WarmServer, made_of, read, read_by_tasks
-from pipelines.processes.supervision import started
+from jobs.spark.warm import WarmServer, code_digest, read, read_by_tasks
+from pipelines.processes.supervision import start_program
 from storage_core.base.errors import CONNECT, Unavailable, needs
 from storage_core.base.process import holder_of, is_dead, locked_folder, open_own, private_folder
 
@@ -135,7 +135,7 @@ def _start(file: Path, environment: Mapping[str, str], *, detached: bool) -> tup
         process=holder_of("warm Spark", process.pid),
         port=port,
         token=token,
-        made_of=made_of(),
+        made_of=code_digest(),
         environment=read_by_tasks(environment, token),
     )
     return process, server
@@ -149,7 +149,7 @@ def _process(
     If there is a log file, the server continues when this process ends. Otherwise, the server ends with this process.
     """
     if log is None:
-        return started(command, environment, pass_fds=[lock])
+        return start_program(command, environment, pass_fds=[lock])
     with os.fdopen(open_own(log, os.O_WRONLY | os.O_TRUNC), "wb") as opened:
         return subprocess.Popen(
             command,

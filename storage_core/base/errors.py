@@ -181,7 +181,7 @@ class Corrupt(TidemarkError):
         return self.found if self.advice is None else f"{self.found}. {capitalized(self.advice)}"
 
 
-def unsound(found: str, **context: object) -> Corrupt:
+def damaged_file_error(found: str, **context: object) -> Corrupt:
     """Return the error for a damaged file that a caller passes to a table. Tidemark did not write the file."""
     return Corrupt(found, advice=SEE_FILE, **context)
 

@@ -2,8 +2,8 @@
 
 - **Identity**: a writer or lease belongs to the process that opened it. It does not belong to a copy that fork() makes
   of this process (decision 0011). `HomeProcess` detects such a copy.
-- **Headroom**: `require_headroom` runs before native code. It checks that the system grants the files and the address
-  space that the native code needs.
+- **Headroom**: `check_free_resources` runs before native code. It checks that the system grants the files and the
+  address space that the native code needs.
 - **Private folders**: only this user can write to a private folder. The folders contain data that a process trusts
   later: programs, settings, tokens, cached bytes.
 - **Temporary files**: `scratch_folder` is the only source of temporary files. Each of its folders has a lock. With the
@@ -129,7 +129,7 @@ _SIZE = 256 * 2**20
 
 
 @contextmanager
-def require_headroom(subject: str, *, size: int = 0, reserved: int = 0) -> Iterator[None]:
+def check_free_resources(subject: str, *, size: int = 0, reserved: int = 0) -> Iterator[None]:
     """Raise `Unavailable` before native code runs, if the system would refuse a resource that the code needs.
 
     DuckDB, Arrow, DataFusion and tantivy end the process if the system refuses a file, a thread or address space.

@@ -35,9 +35,11 @@ from storage_core.catalog.answers import (
     record,
 )
 from storage_core.catalog.database import Database
-from storage_core.catalog.known import (
+from storage_core.catalog.refresher import Refresher
+from storage_core.catalog.schema import GONE, LIVE, REGIONS, SEGMENTS, SPLITS, TABLES
+from storage_core.catalog.table_entry import (
     Columns,
-    Known,
+    TableEntry,
     another_table,
     every_known,
     files_of,
@@ -46,8 +48,6 @@ from storage_core.catalog.known import (
     split_rows,
     texts_of,
 )
-from storage_core.catalog.refresher import Refresher
-from storage_core.catalog.schema import GONE, LIVE, REGIONS, SEGMENTS, SPLITS, TABLES
 from storage_core.data.rows.schema import from_schema_string
 from storage_core.data.rows.sort_order import nameless
 from storage_core.log.codec import commit_info
@@ -92,7 +92,7 @@ class Checked:
             self.shown.append(text)
 
 
-def check(connection: Connection, known: Known, log: TransactionLog) -> Checked:
+def check(connection: Connection, known: TableEntry, log: TransactionLog) -> Checked:
     """Compare a table in the catalog with the log's snapshot of the same version.
 
     Raises `NotFound` if the table no longer exists.
@@ -118,19 +118,19 @@ def check(connection: Connection, known: Known, log: TransactionLog) -> Checked:
     return found
 
 
-def _check_head(found: Checked, known: Known, snapshot: Snapshot, log: TransactionLog) -> None:
+def _check_head(found: Checked, known: TableEntry, snapshot: Snapshot, log: TransactionLog) -> None:
     info = commit_info(read_version(log.store, snapshot.version) or ())
     if info is not None and info.commitId != known.head_commit_id:
         found.differs(f"the commit of version {snapshot.version} is {known.head_commit_id}, in the log {info.commitId}")
-    wanted = Known.of(snapshot, name=known.name, uri=known.uri, commit_id=known.head_commit_id)
+    wanted = TableEntry.of(snapshot, name=known.name, uri=known.uri, commit_id=known.head_commit_id)
     for name in ("head_timestamp_ms", "protocol", "schema_string", "configuration"):
         if getattr(known, name) != getattr(wanted, name):
             found.differs(f"{name} is {getattr(known, name)!r}, in the log {getattr(wanted, name)!r}")
 
 
-def _check_splits(connection: Connection, found: Checked, known: Known, snapshot: Snapshot) -> None:
+def _check_splits(connection: Connection, found: Checked, known: TableEntry, snapshot: Snapshot) -> None:
     columns = known.columns
-    for table in snapshot.splits.passing():
+    for table in snapshot.splits.read_uncached():
         for piece in pieces(split_rows(table, columns, known.table_id), _PIECE):
             wanted = {row["split_id"]: row for row in piece.to_pylist()}
             there = _live(connection, known, [*wanted])
@@ -149,7 +149,7 @@ def _check_splits(connection: Connection, found: Checked, known: Known, snapshot
         found.differs(f"{live} splits are live, in the log {found.splits}")
 
 
-def _live(connection: Connection, known: Known, paths: list[str]) -> dict[str, Mapping[str, Any]]:
+def _live(connection: Connection, known: TableEntry, paths: list[str]) -> dict[str, Mapping[str, Any]]:
     wanted = sa.select(SPLITS).where(SPLITS.c.table_id == known.table_id, SPLITS.c.split_id.in_(paths), LIVE)
     return {row["split_id"]: dict(row) for row in connection.execute(wanted).mappings()}
 
@@ -173,7 +173,7 @@ def _compare(found: Checked, path: str, wanted: Mapping[str, Any], there: Mappin
             found.differs(f"{path}: {name} is {there[name]!r}, in the log {wanted[name]!r}")
 
 
-def _check_others(connection: Connection, found: Checked, known: Known, snapshot: Snapshot) -> None:
+def _check_others(connection: Connection, found: Checked, known: TableEntry, snapshot: Snapshot) -> None:
     wanted = sa.select(SEGMENTS).where(SEGMENTS.c.table_id == known.table_id, SEGMENTS.c.removed_version.is_(None))
     segments = {
         row["segment_id"]: (row["index_name"], row["kind"], row["bytes"], row["rows"], json.loads(row["covers"]))
@@ -346,7 +346,7 @@ Times = tuple[dt.datetime | None, dt.datetime | None]
 
 
 def pruned(
-    rows: Sequence[Mapping[str, Any]], known: Known, times: Times, given: Filter | str | None
+    rows: Sequence[Mapping[str, Any]], known: TableEntry, times: Times, given: Filter | str | None
 ) -> Iterator[FoundSplit]:
     """Yield the rows of `splits` that may contain a row within the times and the filter."""
     schema, config, columns = from_schema_string(known.schema_string), known.config, known.columns
@@ -366,12 +366,12 @@ def pruned(
 def _filtered(given: Filter | str | None, schema: pa.Schema) -> list[Predicate]:
     if given is None:
         return []
-    from storage_core.read.scan import require_sound, wanted_filter  # it loads DuckDB, which only filters need
+    from storage_core.read.scan import require_valid_filter, wanted_filter  # it loads DuckDB, which only filters need
 
     wanted = wanted_filter(given)
     if wanted is None:
         return []
-    require_sound(wanted, schema)
+    require_valid_filter(wanted, schema)
     found = in_columns(wanted.predicate, schema.names)
     return [] if found is None else [found]
 
@@ -468,7 +468,7 @@ class Catalog:
             known = self._known(connection, table)
             return check(connection, known, _log_at(known.uri)[1])
 
-    def tables(self) -> list[Known]:
+    def tables(self) -> list[TableEntry]:
         """Return the entry of every table, ordered by name."""
         with self.database.read() as connection:
             return every_known(connection)
@@ -649,12 +649,12 @@ class Catalog:
     def _refresher(self, uri: str, name: str | None) -> Refresher:
         return Refresher(self.database, _log_at(uri)[1], name or name_of(uri))
 
-    def _known(self, connection: Connection, table: str) -> Known:
+    def _known(self, connection: Connection, table: str) -> TableEntry:
         is_path = "/" in table and scheme_of(table) is None
         return known_by(connection, open_table_store(table).uri if is_path else table, self.database.place)
 
     @contextmanager
-    def _asking(self, table: str, limit: int) -> Iterator[tuple[Connection, Known]]:
+    def _asking(self, table: str, limit: int) -> Iterator[tuple[Connection, TableEntry]]:
         """Yield a connection and the entry of the table. The connection sees one state of the database."""
         if limit < 1:
             raise InvalidInput(f"a page has at least 1 row, found limit={limit}. Give 1 or more", limit=limit)

@@ -30,9 +30,10 @@ from sqlalchemy import Connection
 from storage_core.base.errors import CommitConflict, Corrupt, InvalidInput, NotFound
 from storage_core.catalog.answers import Outcome, Refreshed
 from storage_core.catalog.database import Database
-from storage_core.catalog.known import (
+from storage_core.catalog.schema import COMMITS, OF_A_TABLE, REGIONS, SEGMENTS, SPLITS, TABLES
+from storage_core.catalog.table_entry import (
     Columns,
-    Known,
+    TableEntry,
     another_table,
     canonical_json,
     catalog_id,
@@ -40,7 +41,6 @@ from storage_core.catalog.known import (
     pieces,
     split_rows,
 )
-from storage_core.catalog.schema import COMMITS, OF_A_TABLE, REGIONS, SEGMENTS, SPLITS, TABLES
 from storage_core.log.actions import (
     Action,
     Add,
@@ -59,7 +59,7 @@ from storage_core.log.sharing import open_table_store
 from storage_core.log.snapshot import Snapshot, commit_timestamp, require_readable
 from storage_core.log.split_columns import table_of
 from storage_core.log.versions import UNRECORDED, read_version, versions_after
-from storage_core.maintain.forget_holders import OPERATION as FORGET
+from storage_core.maintain.forget_blockers import OPERATION as FORGET
 
 # The changes of one version are the net effect of its actions.
 
@@ -87,7 +87,7 @@ class Changes:
             found._take(action)
         return found
 
-    def settings(self, before: Known) -> Known:
+    def settings(self, before: TableEntry) -> TableEntry:
         """Return the entry of the table with the settings of this version."""
         if self.protocol is not None:
             before = replace(before, protocol=canonical_json(to_json_object(self.protocol)[Protocol.NAME]))
@@ -208,7 +208,7 @@ def load(
     snapshot: Snapshot,
     files: Iterable[pa.Table],
     *,
-    about: Known,
+    about: TableEntry,
     actions: Sequence[Action],
 ) -> None:
     """Load the snapshot as the content of the table. `files` are its live splits.
@@ -225,7 +225,9 @@ def load(
     _add_totals(connection, about.table_id, totals, {})
 
 
-def _load_splits(connection: Connection, snapshot: Snapshot, files: Iterable[pa.Table], about: Known) -> dict[str, int]:
+def _load_splits(
+    connection: Connection, snapshot: Snapshot, files: Iterable[pa.Table], about: TableEntry
+) -> dict[str, int]:
     columns = Columns.of(snapshot.metadata, snapshot.config)
     empty = dict.fromkeys(("longest_time_us", "live_splits", "live_rows", "live_bytes"), 0)
     connection.execute(TABLES.insert(), {**about.row(), **about.settings(), **empty})
@@ -250,7 +252,7 @@ def remove_table(connection: Connection, table_id: str, uri: str) -> None:
         connection.execute(everything if len(gone) == len(known) else everything.where(table.c.table_id.in_(gone)))
 
 
-def apply(connection: Connection, before: Known, version: int, actions: Sequence[Action]) -> Known | None:
+def apply(connection: Connection, before: TableEntry, version: int, actions: Sequence[Action]) -> TableEntry | None:
     """Apply one version to the table in the catalog, and return the new entry of the table.
 
     Returns None and changes nothing if the catalog does not have the version directly before.
@@ -288,7 +290,7 @@ def apply(connection: Connection, before: Known, version: int, actions: Sequence
     return after
 
 
-def _step(connection: Connection, before: Known, after: Known) -> bool:
+def _step(connection: Connection, before: TableEntry, after: TableEntry) -> bool:
     """Set the head of the table in the catalog to the new version. Return False if another process changed the head."""
     moved = TABLES.update().where(
         TABLES.c.table_id == before.table_id,
@@ -301,7 +303,7 @@ def _step(connection: Connection, before: Known, after: Known) -> bool:
 
 
 def _close(
-    connection: Connection, name: sa.Column[str], after: Known, closed: Collection[str], *, more: Row = _NOTHING
+    connection: Connection, name: sa.Column[str], after: TableEntry, closed: Collection[str], *, more: Row = _NOTHING
 ) -> int:
     """Mark the live rows with these names as removed, and set their columns in `more`.
 
@@ -315,7 +317,7 @@ def _close(
     return ended
 
 
-def _replace_regions(connection: Connection, after: Known, regions: Mapping[str, int]) -> None:
+def _replace_regions(connection: Connection, after: TableEntry, regions: Mapping[str, int]) -> None:
     for several in _batches(sorted(regions)):
         there = (REGIONS.c.table_id == after.table_id, REGIONS.c.region.in_(several))
         connection.execute(REGIONS.delete().where(*there))
@@ -342,7 +344,7 @@ def _totals_of(rows: pa.Table) -> dict[str, int]:
     }
 
 
-def _totals_gone(connection: Connection, after: Known) -> dict[str, int]:
+def _totals_gone(connection: Connection, after: TableEntry) -> dict[str, int]:
     """Return the sums over the splits that this version removed."""
     sums = (
         sa.func.count(),
@@ -372,7 +374,7 @@ def _add_totals(connection: Connection, table_id: str, added: Mapping[str, int],
     connection.execute(TABLES.update().where(TABLES.c.table_id == table_id).values(**changes))
 
 
-def _segment(at: Known, segment: IndexSegment) -> Row:
+def _segment(at: TableEntry, segment: IndexSegment) -> Row:
     return {
         "table_id": at.table_id,
         "segment_id": segment.path,
@@ -385,7 +387,7 @@ def _segment(at: Known, segment: IndexSegment) -> Row:
     }
 
 
-def _region(at: Known, region: str, generation: int) -> Row:
+def _region(at: TableEntry, region: str, generation: int) -> Row:
     return {
         "table_id": at.table_id,
         "region": region,
@@ -394,7 +396,7 @@ def _region(at: Known, region: str, generation: int) -> Row:
     }
 
 
-def _commit(at: Known, actions: Sequence[Action]) -> Row:
+def _commit(at: TableEntry, actions: Sequence[Action]) -> Row:
     info, changes = commit_info(actions), Changes.of(actions)
     return {
         "table_id": at.table_id,
@@ -477,12 +479,12 @@ class Refresher:
     def _uri(self) -> str:
         return self.log.store.uri
 
-    def _known(self, condition: sa.ColumnElement[bool] | None = None) -> Known | None:
+    def _known(self, condition: sa.ColumnElement[bool] | None = None) -> TableEntry | None:
         with self.database.read() as connection:
             wanted = TABLES.c.uri == self._uri if condition is None else condition
             return next(iter(every_known(connection, wanted)), None)
 
-    def _doubt(self, known: Known) -> str:
+    def _doubt(self, known: TableEntry) -> str:
         """Return the reason to doubt that the log continues from the known version.
 
         The text is empty if the log continues from this version.
@@ -502,7 +504,7 @@ class Refresher:
             return f"the log ends before version {known.head_version}, which the catalog has"
         return f"the file of version {known.head_version} is not there any more"
 
-    def _follow(self, found: Known) -> tuple[Known | None, int]:
+    def _follow(self, found: TableEntry) -> tuple[TableEntry | None, int]:
         """Apply the new versions. Return the entry after these versions, and the number of versions.
 
         The entry is None if the log does not continue from the known version.
@@ -522,7 +524,7 @@ class Refresher:
                 return None, applied
         return head, applied
 
-    def _load(self, found: Known | None, reason: str) -> str:
+    def _load(self, found: TableEntry | None, reason: str) -> str:
         """Load the table and return the reason.
 
         Return an empty text if the catalog has changed since `found` was read.
@@ -541,11 +543,11 @@ class Refresher:
         except CommitConflict:  # another process has loaded it
             return ""
 
-    def _load_from(self, head: Snapshot, since: int | None, *expected: Known | None) -> bool:
+    def _load_from(self, head: Snapshot, since: int | None, *expected: TableEntry | None) -> bool:
         base = head if since is None else self._oldest(since, head)
         actions = read_version(self.log.store, base.version) or ()
         info = commit_info(actions)
-        about = Known.of(base, name=self.name, uri=self._uri, commit_id=info.commitId if info else "")
+        about = TableEntry.of(base, name=self.name, uri=self._uri, commit_id=info.commitId if info else "")
 
         def work(connection: Connection, files: Iterable[pa.Table]) -> bool:
             if expected and not _are_there(connection, expected, about):
@@ -555,7 +557,7 @@ class Refresher:
             return True
 
         try:
-            return self.database.write(lambda connection: work(connection, base.splits.passing()))
+            return self.database.write(lambda connection: work(connection, base.splits.read_uncached()))
         except (Corrupt, NotFound) as error:
             _logger.warning("%s: a manifest is not usable, reading what replaces it: %s", self._uri, error)
             return self.database.write(lambda connection: work(connection, base.splits.tables()))
@@ -571,7 +573,7 @@ class Refresher:
         except NotFound:  # the version was just collected
             return head
 
-    def _replay(self, connection: Connection, base: Known, until: int) -> None:
+    def _replay(self, connection: Connection, base: TableEntry, until: int) -> None:
         at = base
         for version, actions in versions_after(self.log.store, base.head_version):
             if version > until:
@@ -584,13 +586,13 @@ class Refresher:
             at = after
 
 
-def _is_commit(known: Known, actions: Sequence[Action]) -> bool:
+def _is_commit(known: TableEntry, actions: Sequence[Action]) -> bool:
     info = commit_info(actions)
     found = None if info is None else (info.commitId, info.timestamp)
     return found == (known.head_commit_id, known.head_timestamp_ms)
 
 
-def _are_there(connection: Connection, expected: Iterable[Known | None], about: Known) -> bool:
+def _are_there(connection: Connection, expected: Iterable[TableEntry | None], about: TableEntry) -> bool:
     """Return whether the catalog has exactly the expected entries for the table and its location."""
     there = sa.or_(TABLES.c.table_id == about.table_id, TABLES.c.uri == about.uri)
     return {each.table_id: each for each in every_known(connection, there)} == {
@@ -598,7 +600,7 @@ def _are_there(connection: Connection, expected: Iterable[Known | None], about: 
     }
 
 
-def _require_moved(known: Known, uri: str) -> None:
+def _require_moved(known: TableEntry, uri: str) -> None:
     """Raise `InvalidInput` if the table still exists at its known location.
 
     The known location or the given location is then a copy.
@@ -616,7 +618,7 @@ def _require_moved(known: Known, uri: str) -> None:
         )
 
 
-def _refreshed(head: Known, reason: str, versions: int) -> Refreshed:
+def _refreshed(head: TableEntry, reason: str, versions: int) -> Refreshed:
     outcome: Outcome = "loaded" if reason else "refreshed" if versions else "current"
     return Refreshed(
         name=head.name,

@@ -56,8 +56,8 @@ from storage_core.data.rows.vectors import type_text
 from storage_core.data.settings.layout import LANDING_KEY, REGIONS_KEY
 from storage_core.data.settings.table import TableConfig, changed
 from storage_core.log.actions import Action, Metadata, RemoveIndexSegment, RemoveTranslation
-from storage_core.log.listing import require_apart
-from storage_core.log.log import TransactionLog, replanned
+from storage_core.log.listing import reject_nested_table
+from storage_core.log.log import TransactionLog, retry_on_conflict
 from storage_core.log.snapshot import Snapshot
 from storage_core.store.contract import require_durable
 
@@ -329,7 +329,7 @@ def change_column(log: TransactionLog, snapshot: Snapshot, change: ColumnChange)
         metrics = {"column": change.column}
         return log.commit(head, [changed.metadata], operation=change.operation, metrics=metrics).snapshot
 
-    return replanned(log, log.refresh(snapshot), attempt)
+    return retry_on_conflict(log, log.refresh(snapshot), attempt)
 
 
 def altered(snapshot: Snapshot, change: ColumnChange) -> Snapshot | None:
@@ -465,7 +465,7 @@ def create(
         Unsupported: The store cannot hold a table.
 
     Cost:
-        The requests of `require_apart`, and of the log's `require_capable` and `create`.
+        The requests of `reject_nested_table`, and of the log's `require_capable` and `create`.
     """
     check_definition(schema, config)
     schema = without_metadata(schema)
@@ -476,7 +476,7 @@ def create(
         configuration={**config.to_configuration(), **extra},
         createdTime=log.clock.now_ms(),
     )
-    require_apart(log.store, is_new=True)
+    reject_nested_table(log.store, is_new=True)
     log.require_capable()
     return log.create(metadata)
 
@@ -589,7 +589,7 @@ def _following(
         log.require_capable()
         return log.commit(head, actions, operation="CONFIGURE").snapshot
 
-    return replanned(log, snapshot, attempt)
+    return retry_on_conflict(log, snapshot, attempt)
 
 
 def _changing(snapshot: Snapshot, settings: Mapping[str, str]) -> list[Action]:

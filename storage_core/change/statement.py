@@ -23,25 +23,25 @@ from storage_core.base.arguments import checked
 from storage_core.base.errors import CommitConflict, InvalidInput
 from storage_core.base.limits import QueryLimits
 from storage_core.base.text import quoted, unknown_names
-from storage_core.change.finding import ByCondition, Finder, used
+from storage_core.change.row_finder import ByCondition, Finder, read_row_groups
 from storage_core.data.rows.columns import stored_schema
 from storage_core.data.rows.conform import conform
 from storage_core.data.rows.incoming import PIECE_BYTES, table_of
 from storage_core.data.rows.times import within_calendar
-from storage_core.data.rows.vectors import require_sound
+from storage_core.data.rows.vectors import require_valid_embeddings
 from storage_core.engine.sandbox.process import Rows
 from storage_core.engine.statement import TABLE, nodes_of, parse, refused, require_repeatable
 from storage_core.log.actions import Action, Add, Metadata, Remove, Txn
 from storage_core.log.deletion_vector import DeletionVector
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
+from storage_core.read.duckdb_view import Source
 from storage_core.read.pruning import groups_with
-from storage_core.read.source import Source
 from storage_core.read.sql_predicate import columns_read, plain_select
-from storage_core.read.verified import Verified, query_errors
+from storage_core.read.verified_files import VerifiedFiles, query_errors
 from storage_core.split.context import context_of
+from storage_core.split.deletion_vectors import PARALLEL_READS, deleted_rows_of_each, hide_rows
 from storage_core.split.encode import Encodings, inherited
-from storage_core.split.hidden_rows import PARALLEL_READS, deleted_rows_of_each, hiding
 from storage_core.split.read import OpenSplit
 from storage_core.split.writer import sort_and_write
 from storage_core.store.meter import all_of
@@ -146,8 +146,8 @@ class Assignments:
         return [name for name in names if name not in self.columns or name in read]
 
     def applied(self, rows: pa.Table, limits: QueryLimits, nonzero: Collection[str]) -> pa.Table:
-        """Return the rows with the assignments applied, in the same order. See `rows.vectors.require_sound` for
-        `nonzero`.
+        """Return the rows with the assignments applied, in the same order. See `rows.vectors.require_valid_embeddings`
+        for `nonzero`.
 
         Raises:
             InvalidInput: An expression cannot be evaluated, or its value does not fit its column.
@@ -161,7 +161,7 @@ class Assignments:
             for each in rows.schema
         ]
         changed = conform(pa.table(columns, names=rows.column_names), rows.schema)
-        return require_sound(within_calendar(changed), nonzero)
+        return require_valid_embeddings(within_calendar(changed), nonzero)
 
     def _read(self, names: Sequence[str]) -> Sequence[str]:
         """Return the columns that the expressions read."""
@@ -368,7 +368,7 @@ class Statement:
         if known is None or known[0] != found:
             ids, now_ms = self.log.ids, self.log.clock.now_ms()
             rows, deleted = found.split.numRecords or 0, found.hidden | found.rows
-            entry = hiding(self.log.store, found.split, deleted, rows=rows, ids=ids, now_ms=now_ms)
+            entry = hide_rows(self.log.store, found.split, deleted, rows=rows, ids=ids, now_ms=now_ms)
             known = self._entries[found.split.path] = found, entry
         return known[1]
 
@@ -395,17 +395,17 @@ class Rewriter:
 
     If the found rows of a window are the same as before, the written splits of the window are reused.
 
-    Memory: about 64 MiB of rows, and the memory of `used`.
+    Memory: about 64 MiB of rows, and the memory of `read_row_groups`.
     """
 
     log: TransactionLog
     given: object
     finder: ByCondition
     limits: QueryLimits
-    verified: Verified
+    verified: VerifiedFiles
     _written: dict[int | None, tuple[Metadata, Sequence[Found], Sequence[Add]]] = field(default_factory=dict)
 
-    def require_sound(self, head: Snapshot) -> None:
+    def require_valid(self, head: Snapshot) -> None:
         """Raise the errors of `Assignments` if the assignments do not fit the table. Makes no request."""
         assignments = Assignments.of(self.given, head.schema)
         assignments.applied(head.schema.empty_table(), self.limits, head.config.nonzero_vectors)
@@ -414,7 +414,7 @@ class Rewriter:
         """Return the new splits for the rows found on this head. Raises the errors of `Assignments`.
 
         Cost:
-            The requests of `used`, and one PUT per split.
+            The requests of `read_row_groups`, and one PUT per split.
         """
         windows: defaultdict[int | None, list[Found]] = defaultdict(list)
         for each in found:
@@ -450,7 +450,7 @@ class Rewriter:
 
     def _inherited(self, head: Snapshot, found: Sequence[Found]) -> Encodings | None:
         """Return the encodings for new splits, from the cached footers of the old splits. Makes no request."""
-        footers = [(each.split.numRecords or 0, self.verified.footers.held(each.split)) for each in found]
+        footers = [(each.split.numRecords or 0, self.verified.footers.cached_footer(each.split)) for each in found]
         inputs = [(rows, {} if footer is None else footer.entries) for rows, footer in footers]
         return inherited(inputs, stored_schema(head.schema))
 
@@ -468,7 +468,7 @@ class Rewriter:
         def groups(split: OpenSplit) -> Sequence[int]:
             return groups_with(rows[split.add.path], split.footer, range(split.row_groups))
 
-        read = used(
+        read = read_row_groups(
             lambda part: columns.whole(part.taken(rows[part.split.path])),
             self.log.store,
             [each.split for each in found],

@@ -3,8 +3,8 @@
 On an append table, a statement is one commit (`change.statement`). On a keyed table, a statement writes one record for
 the key of each matching row, into the logs of the regions.
 
-`by_region` determines the region of a record (docs/architecture/ingestion.md). Usually the region spec determines the
-region. If a manual region has an unmerged record of the key, the new record is written to this manual region. A key
+`group_by_region` determines the region of a record (docs/architecture/ingestion.md). Usually the region spec determines
+the region. If a manual region has an unmerged record of the key, the new record is written to this manual region. A key
 therefore never has unmerged records in two regions.
 
 Rows of a keyed table are read at `latest`. The records are written only if no other writer wrote to the region after
@@ -29,7 +29,7 @@ from storage_core.base.clock import random_pause_ms
 from storage_core.base.errors import CommitConflict, InvalidInput, WriterFenced
 from storage_core.base.limits import QueryLimits
 from storage_core.base.text import counted, listed, names_of, quoted, unknown_names
-from storage_core.change.finding import ByCondition, ByKeys
+from storage_core.change.row_finder import ByCondition, ByKeys
 from storage_core.change.statement import Assignments, Changed, Rewriter, Statement
 from storage_core.data.formats.region_manifest import RegionManifest
 from storage_core.data.rows.codes import Mask
@@ -44,20 +44,20 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.read.predicate import Filter
 from storage_core.read.row_filter import RowFilter
 from storage_core.read.scan import require_condition, wanted_filter
-from storage_core.read.verified import Verified
+from storage_core.read.verified_files import VerifiedFiles
 from storage_core.split.context import context_of
 from storage_core.split.writer import sort_and_write
 from storage_core.store.contract import ObjectStore
 from storage_core.write.append import fitting, put
 from storage_core.write.region import wal
-from storage_core.write.region.records import Following, Known, Memtable, RecordBuilder, WriterOptions
+from storage_core.write.region.captured_regions import capture
+from storage_core.write.region.records import Following, Memtable, RecordBuilder, WriterOptions, WriterSnapshot
 from storage_core.write.region.router import groups_of
 from storage_core.write.region.spec import closed_region, hand_regions, known_manifests, route
-from storage_core.write.region.unmerged import capture
 from storage_core.write.region.writer import Claim, RegionLog, claim, claim_idle, require_unmerged
 
 
-def by_region(store: ObjectStore, snapshot: Snapshot, rows: pa.Table) -> Iterator[tuple[Region, pa.Table]]:
+def group_by_region(store: ObjectStore, snapshot: Snapshot, rows: pa.Table) -> Iterator[tuple[Region, pa.Table]]:
     """Yield each region with the rows whose records belong to this region.
 
     `rows` has the key columns, and contains each key once.
@@ -66,7 +66,7 @@ def by_region(store: ObjectStore, snapshot: Snapshot, rows: pa.Table) -> Iterato
 
     Cost:
         No request if there are no manual regions. Otherwise one GET of the registry, and the requests of
-        `unmerged.capture` and `CapturedRegion.of_keys` for all of them. Raises the errors of these functions.
+        `captured_regions.capture` and `CapturedRegion.of_keys` for all of them. Raises the errors of these functions.
     """
     key = snapshot.config.primary_key
     by_hand = hand_regions(store, snapshot) if rows.num_rows else []
@@ -117,8 +117,8 @@ def change(log: TransactionLog, snapshot: Snapshot, matching: Matching, records:
     The records are durable after the call.
 
     The change of one region is atomic. The regions are changed one after the other. With manual regions, a merge
-    between two attempts can change the region of a key (`by_region`). The function therefore remembers completed keys
-    instead of completed regions.
+    between two attempts can change the region of a key (`group_by_region`). The function therefore remembers completed
+    keys instead of completed regions.
 
     Raises:
         CommitConflict: In each of `MOST_ATTEMPTS` attempts, another writer wrote to a region. The earlier regions are
@@ -142,7 +142,7 @@ def change(log: TransactionLog, snapshot: Snapshot, matching: Matching, records:
         if by_hand and keys:
             rows = rows.filter(pa.array(~held_in(keys, rows, key)))
         left = []
-        for region, part in by_region(log.store, snapshot, rows):
+        for region, part in group_by_region(log.store, snapshot, rows):
             if region.id in done and not by_hand:
                 continue
             if _Attempt(log, snapshot, region, looked.get(region.id)).wrote(records(snapshot, part)):
@@ -187,7 +187,7 @@ class _Attempt:
                 return False
             require_unmerged(claimed.manifest, snapshot)
             memtable = Memtable(record_schema(snapshot.schema), snapshot.config.primary_key)
-            following = Following(None, log.clock, Known.of(snapshot))
+            following = Following(None, log.clock, WriterSnapshot.of(snapshot))
             own = RegionLog(claimed, memtable, options=WriterOptions(), ids=log.ids, following=following)
             own.append(records)
         except WriterFenced as fenced:
@@ -216,7 +216,7 @@ class Target:
 
     log: TransactionLog
     head: Snapshot
-    verified: Verified
+    verified: VerifiedFiles
     limits: QueryLimits
 
 
@@ -240,7 +240,7 @@ def update(
         return Changed(version=target.head.version), target.head
     finder = _finder(target, condition, "update")
     rewriter = Rewriter(target.log, given, finder, target.limits, target.verified)
-    rewriter.require_sound(target.head)
+    rewriter.require_valid(target.head)
     return Statement(target.log, operation="UPDATE", finder=finder, rewrite=rewriter, txn=txn).run(target.head)
 
 

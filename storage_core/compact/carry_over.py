@@ -30,7 +30,7 @@ from storage_core.log.actions import Action, Add, Fence, Remove
 from storage_core.log.conflicts import RESTORES
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.versions import read_version
-from storage_core.split.hidden_rows import deleted_rows, deleted_rows_of_each, vector_for
+from storage_core.split.deletion_vectors import deleted_rows, deleted_rows_of_each, vector_for
 from storage_core.split.read import OpenSplit, open_split, outside
 from storage_core.split.writer import Rewrite
 from storage_core.store.contract import ObjectStore
@@ -58,9 +58,9 @@ class CarryOver:
     Cost:
         If nothing was deleted, only the lookups of the inputs. Otherwise each merge with deleted rows has these costs.
         For each input with a changed deletion vector, one GET of the old and one GET of the new vector if they are
-        stored. `hidden_rows.PARALLEL_READS` of these GETs run at a time. Ranged GETs of the sort columns, once. Ranged
-        GETs of the row groups of the deleted rows in inputs and outputs. One PUT per stored deletion vector. If an
-        input is not live, one GET per version since the plan.
+        stored. `deletion_vectors.PARALLEL_READS` of these GETs run at a time. Ranged GETs of the sort columns, once.
+        Ranged GETs of the row groups of the deleted rows in inputs and outputs. One PUT per stored deletion vector. If
+        an input is not live, one GET per version since the plan.
     """
 
     def __init__(self, store: ObjectStore, merges: Sequence[tuple[CompactionTask, Rewrite]], *, ids: Ids) -> None:

@@ -39,11 +39,11 @@ from storage_core.data.rows.keys import Positions
 from storage_core.data.rows.sort_order import SortOrder, is_sorted
 from storage_core.data.settings.layout import MOST_RUN_INPUTS
 from storage_core.data.settings.table import TableConfig
-from storage_core.index.places import store_translation
+from storage_core.index.row_positions import store_translation
 from storage_core.log.actions import Add, Translation
 from storage_core.split.context import SplitContext
+from storage_core.split.deletion_vectors import removal
 from storage_core.split.encode import ROWS_PER_PAGE, Encodings, inherited, plain_schema
-from storage_core.split.hidden_rows import removal
 from storage_core.split.metadata import Lineage
 from storage_core.split.read import OpenSplit, open_part, open_split
 from storage_core.split.writer import Expected, Rewrite, RollingWriter, SplitHead

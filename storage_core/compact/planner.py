@@ -29,7 +29,7 @@ from storage_core.log.conflicts import SameRetention
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.split_columns import ManifestBounds, adds_of, rows_at
 from storage_core.split.context import SplitContext, context_of
-from storage_core.split.hidden_rows import removal
+from storage_core.split.deletion_vectors import removal
 
 _EXPIRY_COLUMNS = [
     *("path", "size", "modificationTime", "partitionValues", "numRecords", "deletionVector"),

@@ -34,7 +34,7 @@ from storage_core.log.actions import Add, read_actions, write_actions
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.split_columns import adds_of
 from storage_core.split.context import SplitContext
-from storage_core.split.hidden_rows import removal
+from storage_core.split.deletion_vectors import removal
 from storage_core.split.metadata import Lineage
 from storage_core.split.read import OpenSplit, conform_split, open_split
 from storage_core.split.writer import Rewrite, sort_and_write

@@ -21,8 +21,8 @@ from storage_core.compact import execute, planner
 from storage_core.compact import execute as compaction
 from storage_core.compact import rewindow as rewindowing
 from storage_core.compact.carry_over import CarryOver
-from storage_core.compact.debt import NextRun, Pieces, next_runs, owed, together, window_starts
 from storage_core.compact.execute import Sample, divide, is_too_large, require_whole
+from storage_core.compact.pending_work import NextRun, Pieces, find_pieces, next_runs, together, window_starts
 from storage_core.compact.planner import Expiry
 from storage_core.compact.rewindow import RewindowTask
 from storage_core.compact.work import LASTING, OPERATION, CompactionTask, skips_of
@@ -34,14 +34,14 @@ from storage_core.log.actions import Action
 from storage_core.log.job_run import (
     Answer,
     DueRun,
-    Failed,
     Inputs,
     Item,
     JobReport,
     JobRun,
     Metrics,
-    Place,
     Prediction,
+    TaskEnvironment,
+    TaskFailure,
     as_task,
     as_text,
     of_text,
@@ -129,7 +129,7 @@ def _plan(job: JobRun[Compact], outcome: GroupsOutcome, snapshot: Snapshot) -> P
     is_every = wanted == EVERY_WINDOW
     changed = outcome.take_changed()
     windows = None if is_every else wanted.select(window_starts(snapshot))
-    found = owed(
+    found = find_pieces(
         snapshot,
         now_ms=job.log.clock.now_ms(),
         mode=mode,
@@ -279,7 +279,7 @@ class GroupsOutcome:
 
     commits: list[CommittedGroup] = field(default_factory=list)
     results: list[Rewrite] = field(default_factory=list)
-    failed: dict[Window, Failed] = field(default_factory=dict)
+    failed: dict[Window, TaskFailure] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         """Return whether the run has committed something, or a window has failed."""
@@ -297,14 +297,14 @@ class GroupsOutcome:
         self.results.extend(later.results)
         self.failed.update({window: self.failed.get(window, failed) for window, failed in later.failed.items()})
 
-    def failed_by_start(self) -> list[tuple[Window, Failed]]:
+    def failed_by_start(self) -> list[tuple[Window, TaskFailure]]:
         """Return the failed windows, ascending with the null window last, each with its first error."""
         return sorted(self.failed.items(), key=lambda each: by_start(each[0]))
 
     def fail(self, windows: Sequence[Window], error: TidemarkError) -> None:
         """Mark the windows as failed. The first error of a window is kept."""
         for window in windows:
-            self.failed.setdefault(window, Failed.of(error))
+            self.failed.setdefault(window, TaskFailure.of(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,9 +325,9 @@ class Executed:
         return Rewrite.from_json(self.answer["result"]) if "result" in self.answer else None
 
     @property
-    def failed(self) -> Failed | None:
+    def failed(self) -> TaskFailure | None:
         """The error of the merge, or None if it succeeded."""
-        return Failed.from_object(self.answer["failed"]) if "failed" in self.answer else None
+        return TaskFailure.from_object(self.answer["failed"]) if "failed" in self.answer else None
 
 
 def compact_groups(
@@ -493,7 +493,7 @@ def _commit_rewritten(
             made.append(Rewrite.from_json(answer["result"]))
             actions += made[-1].actions
             continue
-        failed = Failed.from_object(answer["failed"])
+        failed = TaskFailure.from_object(answer["failed"])
         for window in _windows(task):
             outcome.failed.setdefault(window, failed)
         if failed.lasting:
@@ -512,7 +512,7 @@ def _windows(task: RewindowTask) -> list[Window]:
 
 def due_compact(inputs: Inputs) -> DueRun | None:
     """Return the compaction run that is needed now, or None."""
-    found = owed(inputs.snapshot, now_ms=inputs.clock.now_ms(), mode=Mode.POLICY).first()
+    found = find_pieces(inputs.snapshot, now_ms=inputs.clock.now_ms(), mode=Mode.POLICY).first()
     if not found:
         return None
     splits, pieces = found.splits, found.bytes
@@ -533,18 +533,18 @@ def predicted_of(run: NextRun) -> Prediction:
 
 
 @as_task
-def merge_splits(place: Place, item: Item) -> Answer:
+def merge_splits(place: TaskEnvironment, item: Item) -> Answer:
     """Execute one compaction task. Return the answer of `_merged`."""
     return _merged(place, item["task"])
 
 
 @as_task
-def merge_several(place: Place, item: Item) -> Answer:
+def merge_several(place: TaskEnvironment, item: Item) -> Answer:
     """Execute several small merges one after the other. The answers are in the same order."""
     return {"answers": [_merged(place, each) for each in item["tasks"]]}
 
 
-def _merged(place: Place, text: str) -> Answer:
+def _merged(place: TaskEnvironment, text: str) -> Answer:
     """Execute one task. Return any error as an answer, because the error affects only the window of the merge.
 
     `lasting` in the answer is True if the same inputs would fail again.
@@ -556,14 +556,14 @@ def _merged(place: Place, text: str) -> Answer:
     except Exception as error:
         if not isinstance(error, TidemarkError):
             LOG.exception("compaction of window %s", task.window)
-        failed = Failed.of(as_tidemark_error(error), lasting=isinstance(error, LASTING))
+        failed = TaskFailure.of(as_tidemark_error(error), lasting=isinstance(error, LASTING))
     else:
         return {"result": result.to_json()}
     return {"failed": failed.to_object()}
 
 
 @as_task
-def sample_keys(place: Place, item: Item) -> Answer:
+def sample_keys(place: TaskEnvironment, item: Item) -> Answer:
     """Sample the keys of some inputs of a merge that is too large for one task. Nothing is written."""
     found = execute.sample(place.store, CompactionTask.from_json(item["task"]), item["inputs"])
     columns = as_text(found.columns.empty_table())
@@ -571,20 +571,20 @@ def sample_keys(place: Place, item: Item) -> Answer:
 
 
 @as_task
-def locate_keys(place: Place, item: Item) -> Answer:
+def locate_keys(place: TaskEnvironment, item: Item) -> Answer:
     """Return the positions of keys in some inputs of a merge that is too large for one task. Nothing is written."""
     places = execute.locate(place.store, CompactionTask.from_json(item["task"]), of_text(item["keys"]))
     return {"places": places}
 
 
 @as_task
-def rewrite_splits(place: Place, item: Item) -> Answer:
+def rewrite_splits(place: TaskEnvironment, item: Item) -> Answer:
     """Rewrite splits in windows of another duration, or in another order. A failure is returned as an answer."""
     task = rewindowing.RewindowTask.from_json(item["task"])
     try:
         result = rewindowing.execute(place.store, task, ids=place.ids, now_ms=place.clock.now_ms())
     except TidemarkError as error:
-        failed = Failed.of(error, lasting=isinstance(error, LASTING))
+        failed = TaskFailure.of(error, lasting=isinstance(error, LASTING))
         return {"failed": failed.to_object()}
     return {"result": result.to_json()}
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from storage_core.base.errors import InvalidInput
 from storage_core.base.limits import QueryLimits
-from storage_core.base.process import QUERY_BYTES, require_headroom
+from storage_core.base.process import QUERY_BYTES, check_free_resources
 from storage_core.base.text import quoted
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def session(
     }
     if limits is not None:
         config["memory_limit"] = f"{limits.memory_bytes // _MIB}MiB"
-    with require_headroom("a session of DuckDB", size=QUERY_BYTES):
+    with check_free_resources("a session of DuckDB", size=QUERY_BYTES):
         import duckdb
 
         connection = duckdb.connect(config=config)

@@ -16,9 +16,9 @@ from storage_core.base.clock import Ids
 from storage_core.data.rows.schema import from_schema_string
 from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import segment_merge, segments, vector
-from storage_core.index.places import Ways, load_map, once, part_in
+from storage_core.index.row_positions import RowTranslations, load_map, once, read_covered_rows
 from storage_core.index.segment_merge import MergedSegments, SegmentMerge
-from storage_core.index.segments import Coverage, Part, coverage, watermark_of
+from storage_core.index.segments import Coverage, Part, compute_coverage, watermark_of
 from storage_core.log.actions import (
     Action,
     Add,
@@ -156,7 +156,7 @@ def merge_all(
     def covered() -> Iterator[tuple[CatchUpPlan, Snapshot, Coverage]]:
         state = replace(snapshot, segments=live)
         for each in plans:
-            yield each, state, coverage(state, segments.definition_of(state, each.index))
+            yield each, state, compute_coverage(state, segments.definition_of(state, each.index))
 
     def executed(items: Sequence[SegmentMerge]) -> bool:
         found = merge(items) if items else ()
@@ -177,7 +177,7 @@ def merge_all(
     ]
     executed(trained)
     state = replace(snapshot, segments=live)
-    return done, _idle(snapshot, (coverage(state, each) for each in state.config.indexes))
+    return done, _idle(snapshot, (compute_coverage(state, each) for each in state.config.indexes))
 
 
 def plan(snapshot: Snapshot, index: str, *, retrain: bool = False) -> CatchUpPlan:
@@ -191,9 +191,9 @@ def plan(snapshot: Snapshot, index: str, *, retrain: bool = False) -> CatchUpPla
         NotFound: The index is not defined.
         InvalidInput: The index does not fit the schema.
     """
-    covered = coverage(snapshot, segments.definition_of(snapshot, index))
+    covered = compute_coverage(snapshot, segments.definition_of(snapshot, index))
     if covered.rebuild:
-        covered = coverage(snapshot, covered.definition, without=covered.rebuild)
+        covered = compute_coverage(snapshot, covered.definition, without=covered.rebuild)
     merges = segment_merge.plan(snapshot, covered)
     merged = {each.path for merge in merges for each in merge.segments}
     trained = [
@@ -201,7 +201,7 @@ def plan(snapshot: Snapshot, index: str, *, retrain: bool = False) -> CatchUpPla
         for each in segment_merge.plan_training(snapshot, covered, every=retrain)
         if merged.isdisjoint(old.path for old in each.segments)
     ]
-    others = (coverage(snapshot, each) for each in snapshot.config.indexes if each != covered.definition)
+    others = (compute_coverage(snapshot, each) for each in snapshot.config.indexes if each != covered.definition)
     return CatchUpPlan(
         index=index,
         version=snapshot.version,
@@ -259,14 +259,14 @@ def execute(store: ObjectStore, work: CatchUpWork, *, ids: Ids) -> IndexSegment:
 
 
 def _part(store: ObjectStore, work: CatchUpWork) -> Part:
-    ways = Ways.of(
+    ways = RowTranslations.of(
         {work.add.path},
         work.answering,
         work.translations,
         map_of=cache(lambda each: load_map(store, each)),
-        part_of=once(lambda held: part_in(store, held)),
+        part_of=once(lambda held: read_covered_rows(store, held)),
     )
-    rows = ways.unanswered(work.add.path, work.add.numRecords or 0, work.answering)
+    rows = ways.uncovered_rows(work.add.path, work.add.numRecords or 0, work.answering)
     return Part(rows, work.origins)
 
 
@@ -277,14 +277,14 @@ def watermark(snapshot: Snapshot, index: str) -> int:
     directly before the version that added the oldest uncovered split. The watermark is computed and never stored, so it
     always agrees with the segments. A compaction moves rows and does not change the watermark.
     """
-    return watermark_of(snapshot, coverage(snapshot, segments.definition_of(snapshot, index)))
+    return watermark_of(snapshot, compute_coverage(snapshot, segments.definition_of(snapshot, index)))
 
 
 # Pending work of an index, computed from the log: rows without a segment, and segments that are slow or imprecise.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IndexDebt:
+class IndexBacklog:
     """The state of an index at a version, in numbers.
 
     Attributes:
@@ -316,14 +316,14 @@ class IndexDebt:
     imbalance: float | None = None
 
 
-def debt(snapshot: Snapshot, index: str) -> IndexDebt:
+def measure_backlog(snapshot: Snapshot, index: str) -> IndexBacklog:
     """Return the pending work of an index at a snapshot. Reads only manifests. Raises the errors of `plan`."""
     definition = segments.definition_of(snapshot, index)
-    covered = coverage(snapshot, definition)
+    covered = compute_coverage(snapshot, definition)
     rows = sum(each.numRecords for each in covered.segments.values())
     trained = [vector.Training.of(each) for each in covered.segments.values()]
     missing, is_vector = covered.missing, definition.kind == "vector"
-    return IndexDebt(
+    return IndexBacklog(
         watermark=watermark_of(snapshot, covered),
         segments=len(covered.segments),
         stale_segments=len(covered.stale),

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from storage_core.base.errors import Corrupt, TidemarkError, Unavailable, panicked, refusal_in
-from storage_core.base.process import require_headroom
+from storage_core.base.process import check_free_resources
 
 REBUILD: Final = "drop the index segment and run catch-up again"
 
@@ -27,7 +27,7 @@ def damaged(where: str, what: str) -> Corrupt:
 def reading(what: str) -> Iterator[None]:
     """Raise `Corrupt` if tantivy cannot read the files, and `Unavailable` if the machine lacks a resource."""
     try:
-        with require_headroom(what):
+        with check_free_resources(what):
             yield
     except BaseException as error:
         if not _of_tantivy(error):
@@ -41,7 +41,7 @@ def reading(what: str) -> Iterator[None]:
 def writing(what: str, *, room_bytes: int) -> Iterator[None]:
     """Raise `Unavailable` for every failure while files are built. The input is valid, so the machine is the cause."""
     try:
-        with require_headroom(what, size=room_bytes):
+        with check_free_resources(what, size=room_bytes):
             yield
     except BaseException as error:
         if not _of_tantivy(error):

@@ -100,7 +100,7 @@ def bound(files: Mapping[str, bytes | memoryview], identity: str) -> dict[str, b
 
 def block(data: bytes | memoryview, layout: Layout, identity: str, *, where: str) -> HashedRows:
     """Return the keys of one block in the object with this identity. Raises `Corrupt` and `Unsupported`."""
-    if not is_sound(data, layout, identity):
+    if not is_valid_block(data, layout, identity):
         raise _damaged(where, f"the checksum of a block of {KEYS} does not match")
     found = np.frombuffer(data, layout.dtype)[0]
     _require_known(int(found["format"]), where)
@@ -111,7 +111,7 @@ def block(data: bytes | memoryview, layout: Layout, identity: str, *, where: str
     return keys
 
 
-def is_sound(data: bytes | memoryview, layout: Layout, identity: str) -> bool:
+def is_valid_block(data: bytes | memoryview, layout: Layout, identity: str) -> bool:
     """Return whether these are the bytes of a block of the object with this identity."""
     stored = int.from_bytes(data[:_CHECKSUM], "little")
     return len(data) == layout.block_bytes and stored == xxhash.xxh3_64_intdigest(data[_CHECKSUM:], _seed(identity))

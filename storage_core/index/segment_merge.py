@@ -32,8 +32,8 @@ from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import bitmap, damage, segments, text_files, vector
 from storage_core.index.damage import damaged
 from storage_core.index.fulltext import tantivy_schema
-from storage_core.index.places import Ways, load_map, once, part_in
-from storage_core.index.segments import Coverage, Covered, Held, Part, Renumbered
+from storage_core.index.row_positions import RowTranslations, load_map, once, read_covered_rows
+from storage_core.index.segments import Coverage, CoveredRows, CoveredSplit, Part, Renumbered
 from storage_core.index.text_files import META, ROW_FIELD, compose
 from storage_core.log.actions import Add, IndexSegment, Translation, read_actions, write_actions
 from storage_core.log.coverage import GONE, by_input, leads_to, members
@@ -409,7 +409,7 @@ def execute(store: ObjectStore, work: SegmentMerge, *, ids: Ids) -> IndexSegment
         case "fulltext":
             gone, parts = found.with_gone(covered)
             files = merge_text(parts, work.definition)
-            covered += [Covered(f"{work.segments[0].path}/{GONE}", gone)] if gone else []
+            covered += [CoveredSplit(f"{work.segments[0].path}/{GONE}", gone)] if gone else []
         case "bitmap":
             rows = sum(each.count for each in covered)
             files = merge_bitmaps(found.numbered(covered), rows, work.definition, schema)
@@ -436,24 +436,24 @@ class _Merging:
         self._files = cache(lambda place: segments.load(store, work.segments[place]))
         places_of = {segment.path: place for place, segment in enumerate(work.segments)}
 
-        def part_of(held: Held) -> BitMap:
+        def part_of(held: CoveredRows) -> BitMap:
             place = places_of.get(held.segment.path)
             if place is None:
-                return part_in(store, held)
+                return read_covered_rows(store, held)
             return segments.part_rows(self._files(place)[held.member.file], held.segment, held.member)
 
-        ways = Ways.of(
+        ways = RowTranslations.of(
             {add.path for add in work.splits},
             (*work.segments, *work.beside),
             work.translations,
             map_of=cache(lambda each: load_map(store, each)),
             part_of=once(part_of),
         )
-        self._places = [ways.places(each) for each in work.segments]
+        self._places = [ways.row_positions(each) for each in work.segments]
 
-    def covered(self) -> list[Covered]:
+    def covered(self) -> list[CoveredSplit]:
         """Return the splits that the merged segment covers, with the covered rows of each split. Raises `Corrupt`."""
-        found = list[Covered]()
+        found = list[CoveredSplit]()
         for add in self._work.splits:
             rows, origins = self._rows_in(add.path), self._work.origins.get(add.path)
             part, count = None if origins is None else Part(rows, origins), add.numRecords or 0
@@ -463,10 +463,10 @@ class _Merging:
                     add.path, f"segments such as {first} cover all its {count} rows, but have only {len(rows)} of them"
                 )
             if rows:
-                found.append(Covered(add.path, count, part))
+                found.append(CoveredSplit(add.path, count, part))
         return found
 
-    def numbered(self, covered: Sequence[Covered]) -> list[Renumbered]:
+    def numbered(self, covered: Sequence[CoveredSplit]) -> list[Renumbered]:
         """Return the files of each segment, and the new number of each row of the segment.
 
         The number is -1 for a row in no split.
@@ -484,7 +484,7 @@ class _Merging:
             found.append((files, numbers))
         return found
 
-    def with_gone(self, covered: Sequence[Covered]) -> tuple[int, list[Renumbered]]:
+    def with_gone(self, covered: Sequence[CoveredSplit]) -> tuple[int, list[Renumbered]]:
         """Return the number of rows in no split, and the result of `numbered`.
 
         Rows in no split get the last numbers.

@@ -48,7 +48,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Covered:
+class CoveredSplit:
     """A split with `rows` rows. A merged segment covers this split, or a part of it."""
 
     split: str
@@ -230,7 +230,7 @@ def write_merged(
     files: Mapping[str, bytes | memoryview],
     *,
     definition: IndexDefinition,
-    covered: Sequence[Covered],
+    covered: Sequence[CoveredSplit],
     ids: Ids,
 ) -> IndexSegment:
     """Store the files of a segment over a sequence of splits, in the same way as `write`. Makes one PUT."""
@@ -456,7 +456,7 @@ def watermark_of(snapshot: Snapshot, covered: Coverage) -> int:
     return min((snapshot.splits.added_at(add.path)[0] - 1 for add in covered.missing), default=snapshot.version)
 
 
-def coverage(snapshot: Snapshot, definition: IndexDefinition, *, without: Collection[str] = ()) -> Coverage:
+def compute_coverage(snapshot: Snapshot, definition: IndexDefinition, *, without: Collection[str] = ()) -> Coverage:
     """Return which splits of the snapshot the index covers. Makes no request.
 
     `without` has paths of segments and translations that must not be used. A segment is usable if it has the definition
@@ -485,7 +485,7 @@ def coverage(snapshot: Snapshot, definition: IndexDefinition, *, without: Collec
 
 
 @dataclass(frozen=True, slots=True)
-class Answering:
+class CoveringSegments:
     """The segments that cover rows of a live split, and the translations from these segments to the split."""
 
     segments: tuple[IndexSegment, ...]
@@ -500,15 +500,16 @@ class Answering:
         return not self.translations and len(self.segments) == 1 and is_over_one_split(self.segments[0])
 
 
-AnsweringOf = Callable[[Add], Answering | None]
+AnsweringOf = Callable[[Add], CoveringSegments | None]
 """A function for a live split. It returns the segments of an index that cover this split.
 
 The function returns None if no segment covers the split.
 """
 
 
-def answering(snapshot: Snapshot, definition: IndexDefinition) -> AnsweringOf:
-    """Return a function that finds the segments that cover a split. The function returns the same result as `coverage`.
+def covering_segments(snapshot: Snapshot, definition: IndexDefinition) -> AnsweringOf:
+    """Return a function that finds the segments that cover a split. The function returns the same result as
+    `compute_coverage`.
 
     Makes no request and reads no manifest.
     """
@@ -523,10 +524,10 @@ def answering(snapshot: Snapshot, definition: IndexDefinition) -> AnsweringOf:
     claimed = {each.split: each.rows for one in merged for each in members(one) if each.origins is None}
     traces = _Traces.of(snapshot, definition, claimed)
 
-    def of(add: Add) -> Answering | None:
+    def of(add: Add) -> CoveringSegments | None:
         own = next((each for each in whole.get(add.path, ()) if each.numRecords == (add.numRecords or 0)), None)
         if own is not None:
-            return Answering((own,))
+            return CoveringSegments((own,))
         held = traces.nearest.whole.get(add.path)
         if (add.path not in traces.into) if held is None else (held.member.rows != (add.numRecords or 0)):
             return None
@@ -534,13 +535,13 @@ def answering(snapshot: Snapshot, definition: IndexDefinition) -> AnsweringOf:
         traced.follow(add.path)
         found = tuple(snapshot.segments[path] for path in sorted(traced.answers[add.path]))
         ways = tuple(snapshot.translations[path] for path in sorted(traced.translations))
-        return Answering(found, ways) if found else None
+        return CoveringSegments(found, ways) if found else None
 
     return of
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class CoveredRows:
     """A split, or a part of a split, that a segment covers."""
 
     segment: IndexSegment
@@ -554,8 +555,8 @@ class Nearest:
     This is one segment over the whole split, or several over parts of the split.
     """
 
-    whole: Mapping[str, Held]
-    parts: Mapping[str, Sequence[Held]]
+    whole: Mapping[str, CoveredRows]
+    parts: Mapping[str, Sequence[CoveredRows]]
 
     @staticmethod
     def of(segments: Collection[IndexSegment]) -> Nearest:
@@ -563,14 +564,14 @@ class Nearest:
 
         If two segments cover the same rows, use the first segment by path.
         """
-        whole: dict[str, Held] = {}
-        parts: dict[str, list[Held]] = defaultdict(list)
+        whole: dict[str, CoveredRows] = {}
+        parts: dict[str, list[CoveredRows]] = defaultdict(list)
         for each in sorted(segments, key=lambda each: each.path):
             for member in members(each):
                 if member.origins is None:
-                    whole.setdefault(member.split, Held(each, member))
+                    whole.setdefault(member.split, CoveredRows(each, member))
                 else:
-                    parts[member.split].append(Held(each, member))
+                    parts[member.split].append(CoveredRows(each, member))
         return Nearest(whole, {split: found for split, found in parts.items() if split not in whole})
 
 
@@ -589,7 +590,7 @@ _NONE: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _TranslationChain:
     """A chain of translations from a split to a live split.
 
     It contains the approximate share of the earlier split's rows that moved to the live split. It also contains the
@@ -601,7 +602,7 @@ class _Way:
     share: float = 1.0
     translations: frozenset[str] = _NONE
 
-    def beside(self, other: _Way) -> _Way:
+    def combine(self, other: _TranslationChain) -> _TranslationChain:
         """Combine two chains with the same number of moves."""
         return replace(self, share=self.share + other.share, translations=self.translations | other.translations)
 
@@ -657,13 +658,13 @@ class _Traces:
 
     def follow(self, live: str) -> None:
         """Record the segments that cover rows of a live split, and the origins of the rows without a segment."""
-        level = {(live, _NONE): _Way(live)}
+        level = {(live, _NONE): _TranslationChain(live)}
         for _ in range(_MOST_DEPTH):
-            deeper: dict[tuple[str, frozenset[str]], _Way] = {}
+            deeper: dict[tuple[str, frozenset[str]], _TranslationChain] = {}
             for (split, answered), way in level.items():
                 for behind, further in self._behind(split, answered, way):
                     known = deeper.get(behind)
-                    deeper[behind] = further if known is None else known.beside(further)
+                    deeper[behind] = further if known is None else known.combine(further)
             level = deeper
         for (split, _), way in level.items():
             self._miss(split, way)
@@ -672,8 +673,8 @@ class _Traces:
         self.to_missing.clear()
 
     def _behind(
-        self, split: str, answered: frozenset[str], way: _Way
-    ) -> Iterator[tuple[tuple[str, frozenset[str]], _Way]]:
+        self, split: str, answered: frozenset[str], way: _TranslationChain
+    ) -> Iterator[tuple[tuple[str, frozenset[str]], _TranslationChain]]:
         """Yield the next splits to follow from a split. If a segment covers the whole split, yield no split.
 
         `answered` has the origins of rows that a part nearer to the live split covers. These origins are not followed.
@@ -699,19 +700,19 @@ class _Traces:
                 self.translations |= further  # these translations identify the rows that the part covers
             elif moved:
                 share = way.share * moved / translation.inputRows[number]
-                yield (source, answered), _Way(way.live, way.moves + 1, share, further)
+                yield (source, answered), _TranslationChain(way.live, way.moves + 1, share, further)
 
     def needs_rebuild(self, segment: IndexSegment) -> bool:
         """Return True if too few rows of a segment are live, or if the rows moved too often."""
         gone = segment.numRecords - self.live_rows[segment.path]
         return gone > REBUILD_SHARE * segment.numRecords or self.moves[segment.path] > MOST_MOVES
 
-    def _miss(self, split: str, way: _Way) -> None:
+    def _miss(self, split: str, way: _TranslationChain) -> None:
         self.origins[way.live].add(split)
         self.missing_rows[way.live] += way.share * self.rows.get(split, 0)
         self.to_missing |= way.translations
 
-    def _use(self, held: Held, way: _Way, rows: int, atoms: Collection[str]) -> None:
+    def _use(self, held: CoveredRows, way: _TranslationChain, rows: int, atoms: Collection[str]) -> None:
         path = held.segment.path
         self.answers[way.live].add(path)
         self.atoms[way.live, path].update(atoms)

@@ -17,14 +17,14 @@ from storage_core.log.actions import IndexSegment, read_action, to_json_object
 from storage_core.log.job_run import (
     Answer,
     DueRun,
-    Failed,
     Inputs,
     Item,
     JobReport,
     JobRun,
     Metrics,
-    Place,
     Prediction,
+    TaskEnvironment,
+    TaskFailure,
     as_task,
 )
 from storage_core.log.snapshot import Snapshot
@@ -195,14 +195,14 @@ def merges_of(names: Sequence[str], snapshot: Snapshot) -> Sequence[CatchUpPlan]
 
 
 @as_task
-def build_segment(place: Place, item: Item) -> Answer:
+def build_segment(place: TaskEnvironment, item: Item) -> Answer:
     """Build and store one index segment."""
     segment = execute(place.store, CatchUpWork.from_json(item["work"]), ids=place.ids)
     return {"segment": to_json_object(segment)}
 
 
 @as_task
-def merge_several(place: Place, item: Item) -> Answer:
+def merge_several(place: TaskEnvironment, item: Item) -> Answer:
     """Merge several index segments into one, and store the merged segment.
 
     If one of these segments is damaged or does not exist, the answer contains the error. Other merges then continue.
@@ -210,5 +210,5 @@ def merge_several(place: Place, item: Item) -> Answer:
     try:
         segment = segment_merge.execute(place.store, SegmentMerge.from_json(item["work"]), ids=place.ids)
     except (Corrupt, NotFound) as error:
-        return {"failed": Failed.of(error).to_object()}
+        return {"failed": TaskFailure.of(error).to_object()}
     return {"segment": to_json_object(segment)}

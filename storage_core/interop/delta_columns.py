@@ -26,7 +26,7 @@ from pyroaring import BitMap
 
 from storage_core.base.errors import InvalidInput
 from storage_core.change.creation import ColumnChange, add_column, change_column, widen_column
-from storage_core.change.finding import Part, used
+from storage_core.change.row_finder import Part, read_row_groups
 from storage_core.data.rows.codes import Unsigned
 from storage_core.data.rows.columns import may_widen, stored_rows
 from storage_core.data.rows.keys import Positions, bitmap_of, with_room
@@ -34,21 +34,21 @@ from storage_core.data.rows.schema import from_schema_string
 from storage_core.data.rows.statistics import row_hashes
 from storage_core.data.rows.vectors import is_vector, type_text
 from storage_core.data.settings.layout import Region
+from storage_core.interop.column_union import as_held, require_fits
 from storage_core.interop.delta_source import DeltaGroup, DeltaSchema
-from storage_core.interop.union import as_held, require_fits
 from storage_core.log.actions import Action, Add
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.key_splits import bounds_of_keys
-from storage_core.read.verified import Verified
+from storage_core.read.verified_files import VerifiedFiles
 from storage_core.split.context import context_of
-from storage_core.split.hidden_rows import PARALLEL_READS, deleted_rows_of_each, hiding
+from storage_core.split.deletion_vectors import PARALLEL_READS, deleted_rows_of_each, hide_rows
 from storage_core.split.metadata import admitting
 from storage_core.split.read import OpenSplit
 from storage_core.store.meter import all_of
 from storage_core.write.distribution.work import FillPart, FillWork
 from storage_core.write.region import router
-from storage_core.write.region.router import Stretch
+from storage_core.write.region.router import ChunkRange
 
 
 def columns_of(schema: DeltaSchema, where: str) -> pa.Schema:
@@ -150,8 +150,9 @@ def hide_equal_rows(log: TransactionLog, head: Snapshot, rows: pa.Table) -> Hidd
     A given row is ignored if no live row is equal. Nothing is committed. The actions are valid only on this head.
 
     Cost:
-        The requests of `used` for the splits that may contain a row. One GET per stored deletion vector of these
-        splits, and one PUT per new stored vector. Memory: the rows, and the memory of `change.finding.used`.
+        The requests of `read_row_groups` for the splits that may contain a row. One GET per stored deletion vector of
+        these splits, and one PUT per new stored vector. Memory: the rows, and the memory of
+        `change.row_finder.read_row_groups`.
     """
     if not rows.num_rows:
         return HiddenRows()
@@ -168,7 +169,7 @@ def hide_equal_rows(log: TransactionLog, head: Snapshot, rows: pa.Table) -> Hidd
 
     def entry(add: Add) -> Action:
         deleted, now_ms = hidden[add.path] | found[add.path], log.clock.now_ms()
-        return hiding(log.store, add, deleted, rows=add.numRecords or 0, ids=log.ids, now_ms=now_ms)
+        return hide_rows(log.store, add, deleted, rows=add.numRecords or 0, ids=log.ids, now_ms=now_ms)
 
     actions = all_of(entry, [add for add in splits if add.path in found], PARALLEL_READS)
     return HiddenRows(actions, sum(map(len, found.values())))
@@ -225,8 +226,10 @@ def _parts(log: TransactionLog, head: Snapshot, splits: Sequence[Add], narrow: p
     def groups(split: OpenSplit) -> Sequence[int]:
         return admitting(split.bounds, split.row_groups, stored)
 
-    footers = Verified().footers.of_a_read()
-    read = used(lambda part: part, log.store, splits, head.schema, whole=head.schema, groups=groups, footers=footers)
+    footers = VerifiedFiles().footers.of_a_read()
+    read = read_row_groups(
+        lambda part: part, log.store, splits, head.schema, whole=head.schema, groups=groups, footers=footers
+    )
     with closing(read):
         yield from read
 
@@ -252,7 +255,7 @@ class Filling:
     """A generation to write. The last generation of a region also has the new offset."""
 
     work: FillWork
-    stretches: tuple[Stretch, ...] = ()
+    chunk_ranges: tuple[ChunkRange, ...] = ()
 
 
 def fillings(
@@ -263,12 +266,12 @@ def fillings(
     `last` is the new offset of `writer`. A region that already has this offset is skipped.
 
     Cost:
-        The requests of `router.take_turn` per region.
+        The requests of `router.claim_region` per region.
     """
     regions = {region.id: region for region, _ in parts}
     context = context_of(snapshot)
     for region in regions.values():
-        turn = router.take_turn(log.store, snapshot, region, clock=log.clock, ids=log.ids)
+        turn = router.claim_region(log.store, snapshot, region, clock=log.clock, ids=log.ids)
         after = router.offsets(log.store, region.id).get(writer, 0)
         if after >= last:
             continue
@@ -278,16 +281,16 @@ def fillings(
                 uri=log.store.uri,
                 key=snapshot.config.primary_key,
                 parts=chunk,
-                turn=replace(turn, generation=turn.generation + number),
+                claim=replace(turn, generation=turn.generation + number),
                 context=context,
             )
             is_last = number + 1 == len(chunks)
-            yield Filling(work, (Stretch(writer=writer, after=after, last=last),) if is_last else ())
+            yield Filling(work, (ChunkRange(writer=writer, after=after, last=last),) if is_last else ())
 
 
 def finish(log: TransactionLog, filling: Filling, path: str) -> None:
     """Add a written generation to its region. Raises the errors of `router.finish`."""
-    router.finish(log.store, filling.work.turn, path, filling.stretches, clock=log.clock, writer_id=log.ids.uuid())
+    router.finish(log.store, filling.work.claim, path, filling.chunk_ranges, clock=log.clock, writer_id=log.ids.uuid())
 
 
 def _chunks(parts: Sequence[FillPart]) -> Iterator[tuple[FillPart, ...]]:

@@ -149,7 +149,7 @@ def delta_table(uri: str, version: int | None = None) -> Stream:
         Unavailable: The package is missing.
     """
     check_location(uri)
-    place, options = as_delta_has_it(uri)
+    place, options = to_deltalake_location(uri)
     with needs(DELTA, "reading a Delta table"):
         from deltalake import DeltaTable, QueryBuilder
         from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -259,7 +259,7 @@ def _has_wide_text(table: DeltaTable) -> bool:
     return any(is_wide(str(each)) for each in texts)
 
 
-def as_delta_has_it(uri: str) -> tuple[str, dict[str, str]]:
+def to_deltalake_location(uri: str) -> tuple[str, dict[str, str]]:
     """Return a location in the form that delta-rs accepts, and the storage options for delta-rs."""
     if scheme_of(uri) != "s3":
         return open_store(uri).uri, {}

@@ -38,17 +38,17 @@ from storage_core.interop.publishing import (
     Mirrored,
     Touched,
     advance_hint,
-    hindrance,
+    find_publish_blocker,
     narrower,
     publish,
     require_own,
 )
 from storage_core.log.actions import Add
 from storage_core.log.log import TransactionLog
-from storage_core.log.published import DELTA_ADVICE, NewestCommit, newest_commit, state_at
+from storage_core.log.mirror_metadata import DELTA_ADVICE, NewestCommit, newest_commit, state_at
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.split_columns import adds_of
-from storage_core.split.hidden_rows import deleted_rows
+from storage_core.split.deletion_vectors import deleted_rows
 from storage_core.store.contract import ObjectStore, create_derived, create_numbered
 
 # The mirror presents splits as files of a Delta table. Its actions add and remove these files. The statistics of a file
@@ -526,7 +526,7 @@ class _DeltaMirror:
 
     def show(self, snapshot: Snapshot, touched: Touched) -> bool:
         vectors_wait = None if self._shows_vectors else _WAITS
-        self.waits_for = hindrance(snapshot, vectors_wait=vectors_wait) or self._narrower(snapshot, touched)
+        self.waits_for = find_publish_blocker(snapshot, vectors_wait=vectors_wait) or self._narrower(snapshot, touched)
         if self.waits_for is not None:
             return True
         removes, adds = self._actions(snapshot, touched)

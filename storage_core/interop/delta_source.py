@@ -18,7 +18,7 @@ from storage_core.base.errors import DELTA, Corrupt, InvalidInput, NotFound, nee
 from storage_core.data.formats.keys import delta_commit_key
 from storage_core.data.formats.mirrors import encode_delta, unz85
 from storage_core.data.settings.setting import json_text
-from storage_core.interop.delta_import import as_delta_has_it, is_wide, log_actions
+from storage_core.interop.delta_import import is_wide, log_actions, to_deltalake_location
 from storage_core.store.contract import ObjectInfo, ObjectStore
 from storage_core.store.resolve import open_store
 from storage_core.store.s3_location import S3Location, parse_s3_uri
@@ -266,7 +266,7 @@ class DeltaLog:
     infos: Mapping[int, ObjectInfo] = field(default_factory=dict)
 
     @classmethod
-    def look(cls, uri: str, first: int = 0) -> DeltaLog:
+    def list_versions(cls, uri: str, first: int = 0) -> DeltaLog:
         """Return the log with the versions that `versions` finds at this location."""
         store = open_store(uri)
         return cls(store, versions(store, first))
@@ -311,7 +311,7 @@ class DeltaLog:
             NotFound: The log does not reach back to this version.
             Unavailable: The package is missing.
         """
-        place, options = as_delta_has_it(self.store.uri)
+        place, options = to_deltalake_location(self.store.uri)
         with needs(DELTA, "landing from a Delta table"):
             import deltalake
             from deltalake.exceptions import DeltaError

@@ -27,13 +27,13 @@ from storage_core.interop.publishing import (
     Mirrored,
     Touched,
     advance_hint,
-    hindrance,
+    find_publish_blocker,
     publish,
     require_own,
     without_inner_ids,
 )
 from storage_core.log.log import TransactionLog
-from storage_core.log.published import ICEBERG_ADVICE, NewestMetadata, newest_metadata
+from storage_core.log.mirror_metadata import ICEBERG_ADVICE, NewestMetadata, newest_metadata
 from storage_core.log.snapshot import Snapshot as Version
 from storage_core.store.contract import ObjectStore, create_numbered
 
@@ -131,7 +131,7 @@ class _IcebergMirror:
         pass
 
     def show(self, snapshot: Version, touched: Touched) -> bool:
-        self.waits_for = hindrance(snapshot, vectors_wait=_WAITS)
+        self.waits_for = find_publish_blocker(snapshot, vectors_wait=_WAITS)
         if self.waits_for is not None:
             return True
         before, after = {*self._files(touched.keys)}, _among(snapshot, touched.keys)

@@ -50,7 +50,7 @@ from storage_core.data.rows.schema import dropped_columns, inner_ids, inside
 from storage_core.data.rows.statistics import TRUNCATE_AT
 from storage_core.data.settings.setting import json_text
 from storage_core.log.actions import Add
-from storage_core.log.published import ICEBERG_ADVICE
+from storage_core.log.mirror_metadata import ICEBERG_ADVICE
 from storage_core.log.snapshot import Snapshot
 from storage_core.store.contract import ObjectStore, create_derived
 

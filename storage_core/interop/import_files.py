@@ -14,15 +14,15 @@ from functools import partial
 
 import pyarrow as pa
 
-from storage_core.base.errors import InvalidInput, NotFound, TidemarkError, unavailable, unsound
+from storage_core.base.errors import InvalidInput, NotFound, TidemarkError, damaged_file_error, unavailable
 from storage_core.data.formats.keys import DELTA_PREFIX, short_hash
 from storage_core.data.rows.incoming import ArrowStream, pieces_of, reader_of
-from storage_core.interop.union import Union, as_held, fitted, require_fits
+from storage_core.interop.column_union import Union, as_held, fitted, require_fits
 from storage_core.store.contract import ObjectInfo, Unnamed
 from storage_core.store.meter import prefetch
 from storage_core.store.resolve import is_missing, open_store
 from storage_core.write.ingest.landing import MOST_NAMES, LandedFile, open_bytes, printable_name
-from storage_core.write.ingest.parquet_files import Int96Columns, footer_of, sound_batches
+from storage_core.write.ingest.parquet_files import Int96Columns, footer_of, valid_batches
 
 SUFFIXES = (".parquet", ".parq", ".pq")
 """Endings of the names of Parquet files, in upper or lower case."""
@@ -237,7 +237,7 @@ def _rows(footer: Footer, schema: pa.Schema) -> Iterator[pa.Table]:
     try:
         with open_bytes(footer.file) as stream:
             check = partial(_require_same, footer.found.fitting(schema))
-            for batch in sound_batches(footer.file.path, stream, check, schema):
+            for batch in valid_batches(footer.file.path, stream, check, schema):
                 yield fitted(pa.Table.from_batches([batch]), schema)
                 read += batch.num_rows
     except OSError as error:
@@ -247,12 +247,12 @@ def _rows(footer: Footer, schema: pa.Schema) -> Iterator[pa.Table]:
             raise error.reworded(f"{where}: {error.found} (add {read} to the row number)", file=where) from error
         raise error.reworded(f"{where}: {error.found}", file=where) from error
     if read != footer.rows:
-        raise unsound(f"{where}: {read} rows were read, but its footer has {footer.rows}", file=where)
+        raise damaged_file_error(f"{where}: {read} rows were read, but its footer has {footer.rows}", file=where)
 
 
 def _require_same(columns: pa.Schema, found: pa.Schema) -> None:
     if not found.equals(columns):
-        raise unsound("changed while it was being imported")
+        raise damaged_file_error("changed while it was being imported")
 
 
 @dataclass(frozen=True, slots=True)

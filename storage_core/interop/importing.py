@@ -13,7 +13,7 @@ from storage_core.base.text import quoted
 from storage_core.data.formats.keys import short_hash
 from storage_core.data.rows.incoming import PIECE_BYTES
 from storage_core.data.rows.times import within_calendar
-from storage_core.data.rows.vectors import require_sound
+from storage_core.data.rows.vectors import require_valid_embeddings
 from storage_core.interop.import_given import AS_IT_IS, Imported, Source, TableOptions
 from storage_core.log.actions import Action, Add, Metadata, Txn
 from storage_core.log.log import TransactionLog
@@ -152,7 +152,7 @@ def _pieces(source: Source, snapshot: Snapshot) -> Iterator[pa.Table]:
     held: list[pa.Table] = []
     size = 0
     for rows in source.rows(snapshot.schema):
-        sound = require_sound(within_calendar(rows), snapshot.config.nonzero_vectors)
+        sound = require_valid_embeddings(within_calendar(rows), snapshot.config.nonzero_vectors)
         held.append(sound)
         size += sound.nbytes
         if size >= PIECE_BYTES:

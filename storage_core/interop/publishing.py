@@ -1,7 +1,7 @@
 """Publishing: update a mirror in another format to the newest version of the table.
 
-`publish` runs the common steps of all formats. A `Mirror` writes one format. `hindrance` returns the reason why a
-version cannot be published.
+`publish` runs the common steps of all formats. A `Mirror` writes one format. `find_publish_blocker` returns the reason
+why a version cannot be published.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def require_publishable(snapshot: Snapshot) -> None:
         )
 
 
-def hindrance(snapshot: Snapshot, *, vectors_wait: str | None) -> str | None:
+def find_publish_blocker(snapshot: Snapshot, *, vectors_wait: str | None) -> str | None:
     """Return the reason why the version cannot be published yet, and how to fix this.
 
     Return None if the version can be published.

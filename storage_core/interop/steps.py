@@ -14,7 +14,7 @@ from storage_core.data.steps import Publish as PublishOptions
 from storage_core.interop.publishing import Mirrored
 from storage_core.log.job_run import DueRun, Inputs, JobReport, JobRun, Status
 from storage_core.log.log import TransactionLog
-from storage_core.log.published import newest_commit, newest_metadata
+from storage_core.log.mirror_metadata import newest_commit, newest_metadata
 from storage_core.store.contract import ObjectStore
 
 
@@ -41,7 +41,7 @@ def publish_as(log: TransactionLog, format_: PublishFormat, how: Publish) -> Mir
             assert_never(format_)
 
 
-def shown_versions(store: ObjectStore, how: Publish) -> Mapping[PublishFormat, int | None]:
+def published_versions(store: ObjectStore, how: Publish) -> Mapping[PublishFormat, int | None]:
     """Return the published version of each declared format, or of Delta if no format is declared.
 
     A version of None means that the format is not published yet.
@@ -84,7 +84,7 @@ def _published(job: JobRun[PublishOptions], formats: Sequence[PublishFormat]) ->
 
 def due_publish(inputs: Inputs) -> DueRun | None:
     """Return the run that the table needs now."""
-    shown = shown_versions(inputs.store, inputs.snapshot.config.publish)
+    shown = published_versions(inputs.store, inputs.snapshot.config.publish)
     if all(version == inputs.snapshot.version for version in shown.values()):
         return None
     known = [f"{name.title()} shows version {version}" for name, version in shown.items() if version is not None]

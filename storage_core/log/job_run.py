@@ -1,14 +1,14 @@
 """The common loop of all steps: open the table, plan, hold the lease, execute tasks, commit and report.
 
 A step is one kind of job, for example a merge or a compaction. `JobRun` is one run of a step. An executor executes the
-tasks of the run: `Here` in this process, `jobs.spark.spark.Spark` in Spark. A task is a function of a `Place` and a
-work item. A task returns plain data: the actions to commit and the metrics for the report. Tasks write files with new
-ids in their names. A file belongs to the table only if the driver commits its action
+tasks of the run: `InProcessExecutor` in this process, `jobs.spark.spark.Spark` in Spark. A task is a function of a
+`TaskEnvironment` and a work item. A task returns plain data: the actions to commit and the metrics for the report.
+Tasks write files with new ids in their names. A file belongs to the table only if the driver commits its action
 (docs/architecture/orchestration.md, "Spark").
 
 The module also has the records about runs: `DueRun` (the run that a table needs), `Prediction`, `JobReport` and
-`Failed`. The text output, the JSON output and the metadata of assets are made from the report. So other programs depend
-on the fields of the report.
+`TaskFailure`. The text output, the JSON output and the metadata of assets are made from the report. So other programs
+depend on the fields of the report.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ def report_of(error: TidemarkError) -> JobReport | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class TaskFailure:
     """The kind and message of a typed error, for transport as JSON.
 
     Attributes:
@@ -296,9 +296,9 @@ class Failed:
     lasting: bool = False
 
     @staticmethod
-    def of(error: TidemarkError, *, lasting: bool = False) -> Failed:
+    def of(error: TidemarkError, *, lasting: bool = False) -> TaskFailure:
         """Return the record of an error."""
-        return Failed(error.kind, str(error), lasting)
+        return TaskFailure(error.kind, str(error), lasting)
 
     def error(self) -> TidemarkError:
         """Return the error with its class, as it was raised in another process."""
@@ -309,9 +309,9 @@ class Failed:
         return asdict(self)
 
     @staticmethod
-    def from_object(body: Mapping[str, Any]) -> Failed:
+    def from_object(body: Mapping[str, Any]) -> TaskFailure:
         """Return the record that `to_object` wrote."""
-        return Failed(**body)
+        return TaskFailure(**body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,7 +335,7 @@ class DueRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class PlannedRun:
     """The run that a table needs from one job, now or later.
 
     Attributes:
@@ -433,17 +433,17 @@ Answer = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Place:
+class TaskEnvironment:
     """The environment of a task: the stores that it opens, the clock, and the source of fresh ids."""
 
     uri: str
     clock: Clock = field(default_factory=SystemClock)
     ids: Ids = field(default_factory=SystemIds)
-    opened: dict[str, MeteredStore] = field(default_factory=dict)
+    open_stores: dict[str, MeteredStore] = field(default_factory=dict)
 
     def open(self, uri: str) -> MeteredStore:
         """Return the store at the URI. Each store is opened once."""
-        return self.opened.get(uri) or self.opened.setdefault(uri, MeteredStore(open_table_store(uri)))
+        return self.open_stores.get(uri) or self.open_stores.setdefault(uri, MeteredStore(open_table_store(uri)))
 
     @property
     def store(self) -> MeteredStore:
@@ -453,18 +453,18 @@ class Place:
     @property
     def requests(self) -> dict[str, int]:
         """The requests of all stores, by kind."""
-        return add_requests(*(each.requests for each in self.opened.values()))
+        return add_requests(*(each.requests for each in self.open_stores.values()))
 
 
 class Task(Protocol):
     """A task. `as_task` returns tasks.
 
-    Executors call the task with an item. The executor `Here` is an exception. It calls the inner function with its own
-    place and the item.
+    Executors call the task with an item. The executor `InProcessExecutor` is an exception. It calls the inner function
+    with its own place and the item.
     """
 
     @property
-    def __wrapped__(self) -> Callable[[Place, Item], Answer]:
+    def __wrapped__(self) -> Callable[[TaskEnvironment, Item], Answer]:
         """The function of a place and an item."""
         ...
 
@@ -473,12 +473,12 @@ class Task(Protocol):
         ...
 
 
-def as_task(execute: Callable[[Place, Item], Answer]) -> Task:
+def as_task(execute: Callable[[TaskEnvironment, Item], Answer]) -> Task:
     """Return a task for this function. The task opens the item's table and counts its requests."""
 
     @wraps(execute)
     def executed(item: Item) -> Answer:
-        place = Place(item.get("table_uri", ""))
+        place = TaskEnvironment(item.get("table_uri", ""))
         return {**execute(place, item), "requests": place.requests}
 
     return executed
@@ -525,7 +525,7 @@ class Executor(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class InProcessExecutor:
     """An executor that executes tasks sequentially in this process, on the open store of the table.
 
     A table in the memory of this process also needs this executor.
@@ -548,7 +548,7 @@ class Here:
         del input_bytes
         store = self.log.store
         metered = store if isinstance(store, MeteredStore) else MeteredStore(store)
-        place = Place(store.uri, self.log.clock, self.log.ids, {store.uri: metered})
+        place = TaskEnvironment(store.uri, self.log.clock, self.log.ids, {store.uri: metered})
         answers = [execute.__wrapped__(place, json.loads(json.dumps(item))) for item in items]
         return [{**json.loads(json.dumps(answer)), "requests": {}} for answer in answers]
 
@@ -587,7 +587,7 @@ def run_here(options: RunOptions, table: OpenTable) -> JobReport:
     A lease only prevents two runs from doing the same work. Even without a lease, the log refuses the second commit of
     the same work.
     """
-    return _run(JobRun(options, Here(table.log), table, takes_leases=False))
+    return _run(JobRun(options, InProcessExecutor(table.log), table, takes_leases=False))
 
 
 def _run(job: JobRun[RunOptions]) -> JobReport:
@@ -610,7 +610,7 @@ class JobRun(Generic[Options]):
         self.executor = executor
         self.stores: list[MeteredStore] = []
         self._uri = str(getattr(options, "table_uri", ""))
-        if not isinstance(executor, Here):
+        if not isinstance(executor, InProcessExecutor):
             require_shared(self._uri)
         self._takes_leases = takes_leases
         self._wait_ms: int = getattr(options, "wait_ms", 0)
@@ -725,7 +725,7 @@ class JobRun(Generic[Options]):
         Return whether a new plan may differ. The cost is the cost of `log.refresh`.
         """
         planned = self.before.version
-        self.look_again()
+        self.refresh_head()
         return self.before.version > planned
 
     @contextmanager
@@ -846,7 +846,7 @@ class JobRun(Generic[Options]):
         """The newest snapshot of the run: the snapshot of its last commit, else `before`."""
         return self._head or self.before
 
-    def look_again(self) -> None:
+    def refresh_head(self) -> None:
         """Set `before` to the newest snapshot, for the next commit. The cost is the cost of `log.refresh`."""
         self.before, self._head = self.log.refresh(self.head), None
 

@@ -379,7 +379,7 @@ def _probed_state(store: ObjectStore, at: int) -> LogListing | None:
 MOST_LEVELS = 16
 
 
-def require_apart(store: ObjectStore, *, is_new: bool = False) -> None:
+def reject_nested_table(store: ObjectStore, *, is_new: bool = False) -> None:
     """Raise `InvalidInput` if the location is inside another table's folder, or has another table inside its own.
 
     If `is_new` is True, the location also must not have splits. Such splits belong to a table with a lost log. The log

@@ -86,7 +86,7 @@ class Part:
             self._table = self._read()
         return self._table
 
-    def passing(self) -> pa.Table:
+    def read_uncached(self) -> pa.Table:
         """Return the same table as `table`, but do not keep the table in memory."""
         return self._read() if self._table is None else self._table
 
@@ -143,14 +143,14 @@ class ListedFiles:
         """
         return self.only((part for part in self._parts() if keep is None or keep(part.bounds)), dead)
 
-    def passing(self, dead: frozenset[str]) -> Iterator[pa.Table]:
+    def read_uncached(self, dead: frozenset[str]) -> Iterator[pa.Table]:
         """Yield the same tables as `tables`. Read the parts one at a time, and do not keep them in memory.
 
         Raises the error of a part that cannot be read.
         """
         hidden = self.tombstones | dead
         for part in self._parts():
-            yield without_paths(part.passing(), hidden)
+            yield without_paths(part.read_uncached(), hidden)
 
     def only(self, parts: Iterable[Part], dead: frozenset[str] = frozenset()) -> Iterator[pa.Table]:
         """Yield the entries of these parts, without the paths in the tombstones and in `dead`."""
@@ -360,13 +360,13 @@ class LiveFiles(Mapping[str, Add]):
             yield from self.listed.tables(self._dead, keep)
         yield self.added_table()
 
-    def passing(self) -> Iterator[pa.Table]:
+    def read_uncached(self) -> Iterator[pa.Table]:
         """Yield the same tables as `tables`, but do not keep the parts in memory.
 
         Raises `Corrupt` and `NotFound` for a lost manifest.
         """
         if self.listed is not None:
-            yield from self.listed.passing(self._dead)
+            yield from self.listed.read_uncached(self._dead)
         yield self.added_table()
 
     def total(self, column: Literal["size", "numRecords"]) -> int:

@@ -327,7 +327,7 @@ PLANNED_AT_MOST = 10
 _Done = TypeVar("_Done")
 
 
-def replanned(log: TransactionLog, head: Snapshot, attempt: Callable[[Snapshot], _Done]) -> _Done:
+def retry_on_conflict(log: TransactionLog, head: Snapshot, attempt: Callable[[Snapshot], _Done]) -> _Done:
     """Return the result of `attempt(head)`. After a `CommitConflict`, retry on the refreshed head, ten times at most.
 
     Raises the `CommitConflict` of the last attempt, and any other error of an attempt.

@@ -54,7 +54,7 @@ from storage_core.log.actions import (
     write_actions,
 )
 from storage_core.log.codec import commit_info
-from storage_core.log.job_run import Answer, Item, JobReport, JobRun, Metrics, Place, as_task
+from storage_core.log.job_run import Answer, Item, JobReport, JobRun, Metrics, TaskEnvironment, as_task
 from storage_core.log.live_splits import LiveFiles
 from storage_core.log.replay import open_version
 from storage_core.log.snapshot import Snapshot
@@ -825,6 +825,6 @@ def _details(found: AuditReport) -> dict[str, object]:
 
 
 @as_task
-def audit_items(place: Place, item: Item) -> Answer:
+def audit_items(place: TaskEnvironment, item: Item) -> Answer:
     """Check some splits or merges against their files. Writes nothing."""
     return dict(execute(place.store, item["work"]))

@@ -20,7 +20,7 @@ from storage_core.data.formats import documents
 from storage_core.data.formats.keys import gc_boundary_key, source_key, tags_key
 from storage_core.data.formats.kinds import KeyKind
 from storage_core.index import segments
-from storage_core.index.places import load_map
+from storage_core.index.row_positions import load_map
 from storage_core.log.actions import Add, File, IndexSegment, Translation
 from storage_core.log.coverage import by_input, reaches
 from storage_core.log.listing import first_version
@@ -32,8 +32,8 @@ from storage_core.maintain.findings import DAMAGE, Finding, Kind, Report, Unread
 from storage_core.maintain.history import objects_of
 from storage_core.maintain.log_check import LogCheck, check_log, older_splits
 from storage_core.maintain.regions import Regions, check_regions
-from storage_core.maintain.walk import Listing, Reference, files_of, list_table, references, references_of
-from storage_core.split.hidden_rows import deleted_rows
+from storage_core.maintain.table_objects import Listing, Reference, files_of, list_table, references, references_of
+from storage_core.split.deletion_vectors import deleted_rows
 from storage_core.split.read import open_split
 from storage_core.store.contract import ObjectStore
 from storage_core.store.meter import MeteredStore

@@ -21,12 +21,12 @@ from storage_core.data.formats.keys import parse, short_hash, source_key
 from storage_core.data.settings.table import RAW_LOGS_KEY
 from storage_core.log.actions import Action, Metadata, Txn
 from storage_core.log.conflicts import VERSION_APPS, require_writable
-from storage_core.log.listing import require_apart
+from storage_core.log.listing import reject_nested_table
 from storage_core.log.log import TransactionLog, remove_tag
 from storage_core.log.sharing import SOURCE, Cloned, encode_source, require_same_service
 from storage_core.log.snapshot import Snapshot
 from storage_core.maintain.history import renumbered_up_to, set_tag, with_renumbered
-from storage_core.maintain.walk import Reference, references
+from storage_core.maintain.table_objects import Reference, references
 from storage_core.store.contract import PAGE_KEYS, ObjectStore, create_once, exists
 from storage_core.store.meter import prefetch
 from storage_core.store.resolve import scheme_of
@@ -121,7 +121,7 @@ def clone(source: TransactionLog, snapshot: Snapshot, target: TransactionLog, *,
     done = Cloned(target.store.uri, snapshot.version, snapshot.rows, len(snapshot.splits))
     if target.exists():
         return replace(done, tag=_existing(target, record))
-    require_apart(target.store)
+    reject_nested_table(target.store)
     _require_empty(target)
     if deep and exists(target.store, source_key()):
         raise _left_over(target)

@@ -33,7 +33,7 @@ from storage_core.log.conflicts import require_writable
 from storage_core.log.listing import encode_boundary, read_boundary
 from storage_core.log.log import TransactionLog, drop_expired
 from storage_core.maintain.roots import Retained, Roots, named_since, roots
-from storage_core.maintain.walk import Listing, list_table
+from storage_core.maintain.table_objects import Listing, list_table
 from storage_core.store.contract import (
     PAGE_KEYS,
     Committed,
@@ -372,7 +372,7 @@ RequireHeld = Callable[[], None]
 """A function that raises an error if the caller has lost the lease of the collection."""
 
 
-def undisturbed(store: ObjectStore, look: Callable[[], _T]) -> _T:
+def retry_if_collected(store: ObjectStore, look: Callable[[], _T]) -> _T:
     """Return the result of `look`, and retry if a concurrent collector deleted objects.
 
     Two collectors may overlap, or a paused collector may have lost its lease. A collector can then read the name of a
@@ -459,7 +459,7 @@ def sweep(
     the sweep. Manifests of generations are deleted last. Only a manifest contains the list of remaining WAL entries.
     After a killed sweep, the next run needs this list. If a deletion fails, the sweep ends after the current batch.
     """
-    marked = undisturbed(store, lambda: mark(store, log, now_ms=now_ms))
+    marked = retry_if_collected(store, lambda: mark(store, log, now_ms=now_ms))
     due = [
         plan.candidates[each.key]
         for each in marked.unreachable
@@ -592,10 +592,10 @@ def collect(
             function raises if the caller has lost its lease.
 
     Raises:
-        CommitConflict: Two collectors ran at the same time (see `undisturbed`).
+        CommitConflict: Two collectors ran at the same time (see `retry_if_collected`).
     """
     now_ms = clock.now_ms()
-    marked = undisturbed(store, lambda: mark(store, log, now_ms=now_ms))
+    marked = retry_if_collected(store, lambda: mark(store, log, now_ms=now_ms))
     if not dry_run:
         require_writable(marked.roots.retained.head)
     horizon = _horizon(horizon_ms, marked.roots.retained.head.config.gc_horizon_ms)
@@ -682,7 +682,7 @@ def _prune(
         require_held()
         writer_id = log.ids.uuid()
         prune = partial(prune_collected, store, region, generation, reached=reached, clock=clock, writer_id=writer_id)
-        undisturbed(store, prune)
+        retry_if_collected(store, prune)
 
 
 def _horizon(requested_ms: int | None, configured_ms: int) -> Horizon:

@@ -288,7 +288,7 @@ class Findings:
         """Add a finding."""
         self.every.append(Finding(kind=kind, key=key, expected=expected, found=found))
 
-    def sound(self, found: Read | Unread, kind: Kind) -> Read | None:
+    def unwrap(self, found: Read | Unread, kind: Kind) -> Read | None:
         """Return the value that was read. If the read failed, add a finding and return None."""
         if isinstance(found, Unread):
             self.every.append(found.finding(kind))

@@ -45,14 +45,14 @@ from storage_core.log.actions import (
     RemoveTranslation,
 )
 from storage_core.log.checkpoint import key_of_manifest, read_state
-from storage_core.log.log import TransactionLog, compact_state, replanned
+from storage_core.log.log import TransactionLog, compact_state, retry_on_conflict
 from storage_core.log.sharing import SOURCE, open_table_store
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.versions import read_version
 from storage_core.maintain.collect import forgotten_chunks, mark, note_forgotten, read_plan
-from storage_core.maintain.forget_holders import (
+from storage_core.maintain.forget_blockers import (
     OPERATION,
-    Holders,
+    BlockerSearch,
     MetadataSearch,
     Since,
     holding_segments,
@@ -60,11 +60,19 @@ from storage_core.maintain.forget_holders import (
     names_rows,
 )
 from storage_core.maintain.forget_report import ForgetReport, Forgotten, Held, KeptBy, RawTable
-from storage_core.maintain.forget_search import AT_ONCE, HELD_BYTES, Found, Judge, Search, holding_splits, side_by_side
+from storage_core.maintain.forget_search import (
+    AT_ONCE,
+    HELD_BYTES,
+    HoldingObjects,
+    RowCondition,
+    Search,
+    holding_splits,
+    read_concurrently,
+)
 from storage_core.maintain.raw_logs import HORIZON_MS, list_chunks
-from storage_core.maintain.walk import list_table
+from storage_core.maintain.table_objects import list_table
 from storage_core.read.predicate import Filter
-from storage_core.read.verified import Verified
+from storage_core.read.verified_files import VerifiedFiles
 from storage_core.split.context import SplitContext, context_of
 from storage_core.split.writer import Rewrite
 from storage_core.store.contract import ObjectStore
@@ -135,12 +143,12 @@ class RawSearch:
     """Search of a raw log for chunks with the rows to forget. A chunk is not read again if its answer is known."""
 
     raw: RawTable
-    judge: Judge
+    judge: RowCondition
     history: History
     unread: dict[_Chunk, str] = field(default_factory=dict)
 
     @staticmethod
-    def of(raw: RawTable, judge: Judge) -> RawSearch:
+    def of(raw: RawTable, judge: RowCondition) -> RawSearch:
         """Return the search over all existing chunks. Raises the errors of `union`.
 
         Cost:
@@ -148,7 +156,7 @@ class RawSearch:
         """
         return RawSearch(raw, judge, union(raw.opened()))
 
-    def look(self) -> None:
+    def search_chunks(self) -> None:
         """Search all chunks without an answer.
 
         A chunk with patches is searched again if new keys were found, because the patches may contain these keys.
@@ -158,7 +166,9 @@ class RawSearch:
         """
         memory, stores = self.judge.memory, self.history.stores
         wanted = (ref for ref in self.history.chunks if memory.needs(self._name(ref)))
-        for ref, chunk in side_by_side(partial(read_columns, stores), wanted, lambda _: HELD_BYTES // CHUNKS_AT_ONCE):
+        for ref, chunk in read_concurrently(
+            partial(read_columns, stores), wanted, lambda _: HELD_BYTES // CHUNKS_AT_ONCE
+        ):
             if isinstance(chunk, Exception):
                 raise chunk
             if isinstance(chunk, Damage):
@@ -167,7 +177,7 @@ class RawSearch:
                 own = chunk.records.filter(pc.equal(chunk.records.column("table"), self.raw.table))
                 memory.say(self._name(ref), self._holds(own))
 
-    def done(self) -> RawFound:
+    def holding_chunks(self) -> RawFound:
         """Return the chunks with rows, according to the answers so far. One LIST per store and 1,000 chunks."""
         history, memory = self.history, self.judge.memory
         return RawFound(
@@ -270,11 +280,11 @@ def with_landed_files(
     found: ForgetReport, store: ObjectStore, snapshot: Snapshot, *, where: str, spec: LandingSpec
 ) -> ForgetReport:
     """Add the landed files with matching rows to the report. Cost: see `held_by_landed_files`."""
-    judge = Judge(store, snapshot, required_filter(where, "forget", snapshot.schema))
+    judge = RowCondition(store, snapshot, required_filter(where, "forget", snapshot.schema))
     return replace(found, held=(*found.held, *held_by_landed_files(judge, spec)))
 
 
-def held_by_landed_files(judge: Judge, spec: LandingSpec) -> Iterator[Held]:
+def held_by_landed_files(judge: RowCondition, spec: LandingSpec) -> Iterator[Held]:
     """Yield the landed files that contain matching rows or cannot be read.
 
     Cost:
@@ -297,7 +307,7 @@ def held_by_landed_files(judge: Judge, spec: LandingSpec) -> Iterator[Held]:
             yield Held(store=spec.uri, key=file.path, kind="landed_file", by=KeptBy.LANDING, why=_WHY)
 
 
-def _holds(judge: Judge, file: LandedFile, spec: LandingSpec) -> bool:
+def _holds(judge: RowCondition, file: LandedFile, spec: LandingSpec) -> bool:
     """Return whether a row or a rejected line of the file may match the condition.
 
     Stops at the first row or line of this kind.
@@ -307,7 +317,7 @@ def _holds(judge: Judge, file: LandedFile, spec: LandingSpec) -> bool:
     for block in parse_blocks(file, spec, snapshot.schema, snapshot.config.time_column, changes=changes):
         if block.unreadable:
             raise Corrupt(block.rejected[0].reason, file=file.path)
-        if block.rows.num_rows and judge.arrived(block.rows).any():
+        if block.rows.num_rows and judge.mask_quarantined(block.rows).any():
             return True
         if any(judge.text(line.text) is not False for line in block.rejected):
             return True
@@ -356,10 +366,10 @@ class Rewriting:
     """
 
     log: TransactionLog
-    look: Callable[[Snapshot], Ending]
+    find_ending: Callable[[Snapshot], Ending]
     _written: dict[str, tuple[Add, Rewrite]] = field(default_factory=dict)
 
-    def run(self, head: Snapshot, found: Found) -> Ended:
+    def run(self, head: Snapshot, found: HoldingObjects) -> Ended:
         """Rewrite the parts of `head` or a later version that contain the rows, and record this work, in one commit.
 
         A commit without rewrites is still made, to record the run. No commit is made if an earlier run is recorded and
@@ -374,16 +384,16 @@ class Rewriting:
         """
 
         def attempt(head: Snapshot) -> Ended:
-            ending, since = self.look(head), Since.of(head)
+            ending, since = self.find_ending(head), Since.of(head)
             is_new = self._left_after(since, head, found)
             if not is_new and not ending.splits and not ending.segments and not ending.translations:
                 return Ended(head)
             regions = sorted({*found.regions, *since.generations})
             return self._committed(head, ending, since.recorded(head, self.log.clock.now_ms(), regions))
 
-        return replanned(self.log, head, attempt)
+        return retry_on_conflict(self.log, head, attempt)
 
-    def _left_after(self, since: Since, head: Snapshot, found: Found) -> bool:
+    def _left_after(self, since: Since, head: Snapshot, found: HoldingObjects) -> bool:
         """Return whether a version after the last recorded run references objects that may contain the rows.
 
         The check is needed because the last recorded run may have had another condition. Two kinds of objects count:
@@ -436,7 +446,7 @@ class Rewriting:
         return found
 
 
-def _may_be_of(action: Action, since: Since, found: Found) -> bool:
+def _may_be_of(action: Action, since: Since, found: HoldingObjects) -> bool:
     match action:
         case Add(path=path) | Remove(path=path):
             return path in found.splits or not found.has_split(path)
@@ -459,7 +469,7 @@ def _contexts(head: Snapshot, splits: Sequence[Add]) -> list[SplitContext]:
     return [own if each is None else contexts[each] or own for each in scopes]
 
 
-def without_rows(store: ObjectStore, keys: Sequence[str], judge: Judge) -> None:
+def without_rows(store: ObjectStore, keys: Sequence[str], judge: RowCondition) -> None:
     """Write a copy of each object without the rows to forget. The new objects are durable after the call.
 
     The old objects stay until the collector's next run. A repeated call writes nothing new.
@@ -481,17 +491,17 @@ def without_rows(store: ObjectStore, keys: Sequence[str], judge: Judge) -> None:
         rewrite_object(store, key, rest)
 
 
-def _rest(entry: Entry, judge: Judge) -> Entry | None:
+def _rest(entry: Entry, judge: RowCondition) -> Entry | None:
     if isinstance(entry, RejectedLines):
         left = tuple(each for each in entry.rejected if judge.text(str(each.get("text"))) is not True)
         return replace(entry, rejected=left) if left else None
-    left_rows = ~judge.arrived(entry.rows)
+    left_rows = ~judge.mask_quarantined(entry.rows)
     lines = None if entry.lines is None else tuple(np.asarray(entry.lines)[left_rows].tolist())
     rows = entry.rows.filter(pa.array(left_rows))
     return replace(entry, rows=rows, lines=lines) if rows.num_rows else None
 
 
-def merge_regions(log: TransactionLog, head: Snapshot, found: Found) -> Snapshot:
+def merge_regions(log: TransactionLog, head: Snapshot, found: HoldingObjects) -> Snapshot:
     """Flush and merge these regions until all records are merged. Return the resulting version.
 
     A live writer claims its region again and continues.
@@ -513,10 +523,10 @@ def merge_regions(log: TransactionLog, head: Snapshot, found: Found) -> Snapshot
                 waiting.append(IdleRegion(manifest=manifest, last_entry=last))
     for error in flush_idle(log.store, head, waiting, clock=log.clock, ids=log.ids):
         raise error
-    return replanned(log, head, lambda newest: steps.merge_regions(log, newest, regions))
+    return retry_on_conflict(log, head, lambda newest: steps.merge_regions(log, newest, regions))
 
 
-def are_clean_states(store: ObjectStore, head: Snapshot, found: Found, wanted: int) -> bool:
+def are_clean_states(store: ObjectStore, head: Snapshot, found: HoldingObjects, wanted: int) -> bool:
     """Return whether the newest `wanted` states exist and a report would list none of them.
 
     A clean state belongs to the version of the last `FORGET` or a later version. It contains no tombstone, and no split
@@ -559,7 +569,7 @@ class Forgetting:
     target: Target
     wanted: Filter
     raw_logs: Sequence[RawTable] = ()
-    _judge: Judge | None = None
+    _judge: RowCondition | None = None
 
     def forget(self, matching: Matching | None) -> Forgotten:
         """Forget the rows that match now. Return the outcome, and the report of objects that still contain the rows.
@@ -614,7 +624,7 @@ class Forgetting:
             for each in found.listing.of(KeyKind.GENERATION_FILE)
             if (each.region, each.directory) in found.directories
         }
-        holders = Holders(log, marked, found, metadata.versions, now_ms)
+        holders = BlockerSearch(log, marked, found, metadata.versions, now_ms)
         held = [
             one for key in sorted(keys & found.listing.parsed.keys()) for one in holders.of(found.listing.parsed[key])
         ]
@@ -639,7 +649,7 @@ class Forgetting:
         own = self.target.log
         try:
             log = TransactionLog(open_table_store(uri), clock=own.clock, ids=own.ids)
-            source = replace(self.target, log=log, head=log.snapshot(), verified=Verified())
+            source = replace(self.target, log=log, head=log.snapshot(), verified=VerifiedFiles())
             held = Forgetting(source, self.wanted).report(source.head).held
         except TidemarkError as error:
             why = f"this source of the shallow clone could not be searched: {error.found}"
@@ -656,24 +666,24 @@ class Forgetting:
             return delete(self.target, self.wanted)[0].rows
         return delete_by_key(self.target.log, self.target.head, matching).rows
 
-    def _searched(self, head: Snapshot) -> tuple[Judge, Found, Looked]:
+    def _searched(self, head: Snapshot) -> tuple[RowCondition, HoldingObjects, Looked]:
         """Search the table and the raw logs. If one search finds a key, the other search also uses this key."""
         judge = self._judging(head)
         in_table = Search.of(self.target.log.store, judge)
         in_raw = [RawSearch.of(each, judge) for each in self.raw_logs]
         is_left = True
         while is_left:
-            in_table.look()
+            in_table.search_objects()
             for each in in_raw:
-                each.look()
+                each.search_chunks()
             is_left = judge.memory.has_new_keys()
-        return judge, in_table.done(), [(each.raw, each.done()) for each in in_raw]
+        return judge, in_table.holding_objects(), [(each.raw, each.holding_chunks()) for each in in_raw]
 
-    def _judging(self, head: Snapshot) -> Judge:
+    def _judging(self, head: Snapshot) -> RowCondition:
         """Return the judge for this version. The judge stores the answers for objects that were already searched."""
         if self._judge is None:
             target = self.target
-            self._judge = Judge(target.log.store, head, self.wanted, target.limits, target.verified)
+            self._judge = RowCondition(target.log.store, head, self.wanted, target.limits, target.verified)
         elif self._judge.snapshot is not head:
             self._judge = self._judge.at(head)
         return self._judge
@@ -682,7 +692,7 @@ class Forgetting:
         _, found, _ = self._searched(head)
         return merge_regions(self.target.log, head, found)
 
-    def _ending(self, head: Snapshot, found: Found) -> Ending:
+    def _ending(self, head: Snapshot, found: HoldingObjects) -> Ending:
         """Return the parts of a version that contain the rows. Splits added since the search are read."""
         splits = holding_splits(self.target.log.store, self._judging(head))
         found.splits |= {add.path for add in splits}
@@ -692,7 +702,7 @@ class Forgetting:
         named = [path for path, each in moves.items() if not found.splits.isdisjoint((*each.inputs, *each.outputs))]
         return Ending(splits, segments, named)
 
-    def _with_states(self, head: Snapshot, found: Found) -> Snapshot:
+    def _with_states(self, head: Snapshot, found: HoldingObjects) -> Snapshot:
         """Write states until no retained state contains a forgotten row. Return the resulting version."""
         wanted = head.config.retained_states
         for _ in range(min(wanted + 1, MOST_STATES)):
@@ -701,7 +711,7 @@ class Forgetting:
             head = compact_state(self.target.log, head, another=True).snapshot
         return head
 
-    def _note(self, found: Found, judge: Judge, raw: Looked) -> None:
+    def _note(self, found: HoldingObjects, judge: RowCondition, raw: Looked) -> None:
         log = self.target.log
         now_ms = log.clock.now_ms()
         without_rows(log.store, sorted(found.quarantine), judge)

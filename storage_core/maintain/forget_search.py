@@ -26,7 +26,7 @@ from pyroaring import BitMap
 
 from storage_core.base.errors import Corrupt, InvalidInput, NotFound, Unsupported
 from storage_core.base.limits import QueryLimits
-from storage_core.change.finding import ByCondition
+from storage_core.change.row_finder import ByCondition
 from storage_core.data.formats import region_manifest
 from storage_core.data.formats.arrow_files import Entry, RejectedLines
 from storage_core.data.formats.keys import ParsedKey, wal_entry_key
@@ -38,11 +38,11 @@ from storage_core.data.rows.fold import OPERATION, Operation, conformed, record_
 from storage_core.data.rows.keys import key_order
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
-from storage_core.maintain.walk import Listing, list_table
+from storage_core.maintain.table_objects import Listing, list_table
 from storage_core.read.fetching import may_match
 from storage_core.read.predicate import And, Compare, Comparison, Filter, Or, Predicate, in_columns
 from storage_core.read.row_filter import RowFilter
-from storage_core.read.verified import Verified
+from storage_core.read.verified_files import VerifiedFiles
 from storage_core.split.read import conform_split
 from storage_core.store.contract import ObjectStore
 from storage_core.store.meter import prefetch
@@ -128,7 +128,7 @@ class Memory:
 
 
 @dataclass(slots=True, eq=False)
-class Judge:
+class RowCondition:
     """A condition on rows of a table, for every schema of the rows.
 
     For a keyed table, the judge also collects the keys of rows that matched the condition. A patch or a delete with one
@@ -139,7 +139,7 @@ class Judge:
     snapshot: Snapshot
     wanted: Filter
     limits: QueryLimits | None = None
-    verified: Verified = field(default_factory=Verified)
+    verified: VerifiedFiles = field(default_factory=VerifiedFiles)
     memory: Memory = field(init=False)
     _filter: RowFilter = field(init=False)
     _predicate: Predicate = field(init=False)
@@ -153,9 +153,9 @@ class Judge:
         names = self.snapshot.schema.names
         self._predicate = in_columns(self.wanted.predicate, names) or self.wanted.predicate
 
-    def at(self, head: Snapshot) -> Judge:
+    def at(self, head: Snapshot) -> RowCondition:
         """Return the judge for another version. Both judges share the answers if columns and settings are the same."""
-        judge = Judge(self.store, head, self.wanted, self.limits, self.verified)
+        judge = RowCondition(self.store, head, self.wanted, self.limits, self.verified)
         if head.metadata == self.snapshot.metadata:
             judge.memory = self.memory
         return judge
@@ -199,7 +199,7 @@ class Judge:
                 mask[matching(numbered, keys, self.key).column("").to_numpy()] = True
         return mask
 
-    def arrived(self, rows: pa.Table) -> Mask:
+    def mask_quarantined(self, rows: pa.Table) -> Mask:
         """Return a mask of the quarantined rows or records that match the condition."""
         if OPERATION in rows.column_names:
             return self.records(rows)
@@ -208,9 +208,9 @@ class Judge:
         except (InvalidInput, pa.ArrowException):  # the types of the rows differ from the types of the table
             return np.array([self.text(repr(each)) is not False for each in rows.to_pylist()], np.bool_)
 
-    def require_sound(self) -> None:
+    def require_valid(self) -> None:
         """Raise `InvalidInput` if the condition cannot be evaluated."""
-        self._filter.require_sound()
+        self._filter.require_valid()
 
     def text(self, text: str) -> bool | None:
         """Return whether a text contains the values of the condition, or None if unknown.
@@ -263,7 +263,7 @@ Read = TypeVar("Read")
 
 
 @dataclass(slots=True)
-class Found:
+class HoldingObjects:
     """The objects in a listing, and the objects among them that contain the rows.
 
     - `shared`: live splits of a shallow clone that are stored in its source. These splits are searched as well.
@@ -298,7 +298,7 @@ def directory_of(key: ParsedKey) -> Directory:
     return key.region or "", key.directory or ""
 
 
-def side_by_side(
+def read_concurrently(
     read: Callable[[Key], Read], wanted: Iterable[Key], size: Callable[[Key], int]
 ) -> Iterator[tuple[Key, Read | Exception]]:
     """Read objects concurrently. Yield each key with the value, or with the error if the read failed.
@@ -324,11 +324,11 @@ class Search:
     """
 
     store: ObjectStore
-    judge: Judge
-    found: Found
+    judge: RowCondition
+    found: HoldingObjects
 
     @staticmethod
-    def of(store: ObjectStore, judge: Judge) -> Search:
+    def of(store: ObjectStore, judge: RowCondition) -> Search:
         """Return the search over all existing objects.
 
         So far, only the live splits of the judge's version are searched.
@@ -339,13 +339,13 @@ class Search:
         Cost:
             One LIST per 1,000 objects, and the requests of `live`.
         """
-        judge.require_sound()
-        search = Search(store, judge, Found(list_table(store)))
+        judge.require_valid()
+        search = Search(store, judge, HoldingObjects(list_table(store)))
         search.found.shared = frozenset(judge.snapshot.splits) - search.found.listing.objects.keys()
         search.live()
         return search
 
-    def look(self) -> None:
+    def search_objects(self) -> None:
         """Search all objects without an answer.
 
         If there are new keys, search the records that may have these keys again.
@@ -359,7 +359,7 @@ class Search:
         self._each(files, lambda key: _streams(self.store.get(key).data), self._any)
         self._each(self._keys(KeyKind.QUARANTINE), lambda key: read_object(self.store, key), self._quarantined)
 
-    def done(self) -> Found:
+    def holding_objects(self) -> HoldingObjects:
         """Return the objects that contain the rows, according to the answers so far.
 
         One GET per new manifest of a generation.
@@ -412,7 +412,7 @@ class Search:
         An object that was deleted in the meantime holds no rows.
         """
         memory = self.judge.memory
-        for key, data in side_by_side(read, (key for key in keys if memory.needs(key)), self._size):
+        for key, data in read_concurrently(read, (key for key in keys if memory.needs(key)), self._size):
             try:
                 if isinstance(data, Exception):
                     raise data
@@ -449,7 +449,7 @@ class Search:
 
     def _holds(self, entry: Entry) -> bool | None:
         if not isinstance(entry, RejectedLines):
-            return bool(self.judge.arrived(entry.rows).any())
+            return bool(self.judge.mask_quarantined(entry.rows).any())
         answers = {self.judge.text(str(each.get("text"))) for each in entry.rejected}
         return True if True in answers else None if None in answers else False
 
@@ -457,7 +457,7 @@ class Search:
         """Read the manifests of generations that were not read before."""
         known, found = self.judge.memory.generations, self.found
         new = {each.key: directory_of(each) for each in manifests if directory_of(each) not in known}
-        read = side_by_side(
+        read = read_concurrently(
             lambda key: region_manifest.decode_generation(self.store.get(key).data, key), new, self._size
         )
         for key, generation in read:
@@ -476,12 +476,12 @@ class Search:
         return any(key in self.found.entries or key not in self.found.listing.objects for key in keys)
 
 
-def holding_splits(store: ObjectStore, judge: Judge) -> list[Add]:
+def holding_splits(store: ObjectStore, judge: RowCondition) -> list[Add]:
     """Return the live splits of the judge's version with rows that match the condition.
 
     Raises the errors of the reads. Makes the requests of `Search.live`, and one GET per split without an answer.
     """
-    search, live = Search(store, judge, Found(Listing({}, {}))), judge.snapshot.splits
+    search, live = Search(store, judge, HoldingObjects(Listing({}, {}))), judge.snapshot.splits
     search.live()
     search.splits(sorted(live), strict=True)
     return [live[path] for path in sorted(live) if judge.memory.holds(path)]

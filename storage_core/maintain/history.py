@@ -49,8 +49,8 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.log.split_columns import adds_of, paths_of, without_paths
 from storage_core.maintain.collect import planned_for_deletion
 from storage_core.maintain.roots import existing_forms
-from storage_core.maintain.walk import references_of
-from storage_core.split.hidden_rows import removal
+from storage_core.maintain.table_objects import references_of
+from storage_core.split.deletion_vectors import removal
 from storage_core.store.contract import ObjectStore, missing
 
 RENUMBERED_UP_TO = "tidemark.renumberedUpTo"

@@ -36,8 +36,8 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot, commit_timestamp
 from storage_core.maintain.findings import DAMAGE, Finding, Findings, Kind, Unread, damage_of, try_read
 from storage_core.maintain.history import renumbered_up_to
-from storage_core.maintain.walk import Listing
-from storage_core.split.metadata import Origin, read_origin, require_checksum
+from storage_core.maintain.table_objects import Listing
+from storage_core.split.metadata import FileOrigin, read_origin, require_checksum
 from storage_core.split.verification import entries_of
 from storage_core.store.contract import Blob, ObjectFile, ObjectInfo, ObjectStore, PutMode, PutResult
 
@@ -87,7 +87,7 @@ class VersionWalk:
     _newest: int = 0
 
     @property
-    def sound(self) -> list[int]:
+    def valid_versions(self) -> list[int]:
         """The versions with a valid file under their own key, ascending."""
         return list(self._in_place)
 
@@ -259,7 +259,7 @@ def lost_versions(newest: int, evidence: VersionEvidence | None) -> range:
     return range(newest + 1, newest + 1 if evidence is None else max(newest, evidence.version) + 1)
 
 
-def _origin(store: ObjectStore, path: str, size: int) -> Origin | None:
+def _origin(store: ObjectStore, path: str, size: int) -> FileOrigin | None:
     try:
         metadata = entries_of(pq.read_metadata(ObjectFile(store, path, size)), path)
         require_checksum(metadata, path)
@@ -312,7 +312,7 @@ def check_log(store: ObjectStore, listing: Listing) -> LogCheck:
     newest = max(known, default=-1)
     protocol = walk.protocol if head is None else head.protocol
     ours = protocol is None or is_ours(protocol)
-    checkpoints = _Checkpoints(store, listing, walk.sound if ours else [])
+    checkpoints = _Checkpoints(store, listing, walk.valid_versions if ours else [])
     for each in found:
         checkpoints.check(each)
     named = walk.named | ({*head.splits} if head is not None else set())
@@ -327,10 +327,10 @@ def check_log(store: ObjectStore, listing: Listing) -> LogCheck:
         findings = [each for each in findings if each.kind in (_OF_READING if head is None else {Kind.NEWER_FORMAT})]
     return LogCheck(
         findings=(*findings, *unreadable),
-        versions=frozenset(walk.sound),
+        versions=frozenset(walk.valid_versions),
         missing=(*walk.missing, lost) if lost else tuple(walk.missing),
         in_time=tuple(walk.in_time()),
-        checkpoints=frozenset(checkpoints.sound),
+        checkpoints=frozenset(checkpoints.valid),
         head=head,
         newest=newest if evidence is None else max(newest, evidence.version),
         is_ours=ours,
@@ -441,17 +441,19 @@ class _Checkpoints:
     listing: Listing
     versions: list[int]
     findings: Findings = field(default_factory=Findings)
-    sound: list[Checkpointed] = field(default_factory=list)
+    valid: list[Checkpointed] = field(default_factory=list)
 
     def check(self, checkpoint: Checkpointed) -> None:
         what = "a readable checkpoint"
-        wrong = self.findings.sound(try_read(checkpoint.key, what, lambda: self._wrong(checkpoint)), Kind.STATE_DAMAGED)
+        wrong = self.findings.unwrap(
+            try_read(checkpoint.key, what, lambda: self._wrong(checkpoint)), Kind.STATE_DAMAGED
+        )
         if wrong:
             self.findings.add(
                 Kind.STATE_DISAGREES, checkpoint.key, "the content of the version files", f"other {', '.join(wrong)}"
             )
         elif wrong is not None:
-            self.sound.append(checkpoint)
+            self.valid.append(checkpoint)
 
     def _wrong(self, checkpoint: Checkpointed) -> list[str]:
         """Return the fields in which a checkpoint differs from the version files."""
@@ -469,7 +471,7 @@ class _Checkpoints:
         return TransactionLog(view).snapshot(version=checkpoint.version)
 
     def _against_versions(self, version: int, found: Snapshot) -> list[str]:
-        before = self.sound[-1:]
+        before = self.valid[-1:]
         first = before[0].version + 1 if before else 0
         behind = {each for each in self.versions if first <= each <= version}
         if len(behind) != version + 1 - first:
@@ -519,7 +521,7 @@ def _hint(hinted: Checkpointed | None, listing: Listing, checkpoints: list[Check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class PreservedLog:
     """The part of the log that a repair keeps unchanged, with its oldest and newest snapshots."""
 
     versions: tuple[int, ...]
@@ -533,7 +535,7 @@ class Kept:
         return self.oldest.version
 
 
-def kept_part(store: ObjectStore, check: LogCheck) -> Kept | None:
+def kept_part(store: ObjectStore, check: LogCheck) -> PreservedLog | None:
     """Return the longest part of the log that opens, or None if no part opens.
 
     The part ends at the highest reachable version, and starts as early as possible. If the head opens, the part ends at
@@ -550,7 +552,7 @@ def kept_part(store: ObjectStore, check: LogCheck) -> Kept | None:
     return None
 
 
-def _opened(store: ObjectStore, check: LogCheck, stretch: tuple[int, int]) -> Kept | None:
+def _opened(store: ObjectStore, check: LogCheck, stretch: tuple[int, int]) -> PreservedLog | None:
     first, last = max(stretch[0], 0), stretch[1]
     versions = tuple(version for version in sorted(check.versions) if first <= version <= last)
     within = [each for each in check.checkpoints if first <= each.version <= last]
@@ -564,7 +566,7 @@ def _opened(store: ObjectStore, check: LogCheck, stretch: tuple[int, int]) -> Ke
         raise
     except DAMAGE:
         return None
-    return Kept(versions=versions, checkpoints=checkpoints, oldest=oldest, snapshot=snapshot)
+    return PreservedLog(versions=versions, checkpoints=checkpoints, oldest=oldest, snapshot=snapshot)
 
 
 def _reach(base: int, versions: frozenset[int]) -> int:

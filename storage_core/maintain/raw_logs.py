@@ -394,7 +394,7 @@ class _Item:
     identity: _Identity
     keys: tuple[str, ...]
 
-    def is_sound(self, data: bytes, key: str) -> bool:
+    def is_valid(self, data: bytes, key: str) -> bool:
         """Return whether these bytes are valid for the key."""
         name = parse_raw(key)
         try:
@@ -483,14 +483,14 @@ def heal(
         replaced=dict(Counter(uri for each in healed for uri in each.replaced)),
         bytes=sum(each.written for each in healed),
         failed={where: why for each in healed for where, why in each.failed.items()},
-        damaged=tuple(each.item.keys[0] for each in healed if not each.is_sound),
+        damaged=tuple(each.item.keys[0] for each in healed if not each.is_valid),
     )
 
 
 @dataclass(slots=True)
 class _Healed:
     item: _Item
-    is_sound: bool = False
+    is_valid: bool = False
     copied: list[str] = field(default_factory=list)
     replaced: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
@@ -541,13 +541,13 @@ def _heal(history: History, sizes: Mapping[str, _Sizes], clock: Clock, item: _It
             except Unavailable as error:
                 done.failed[f"{store.uri}/{key}"] = str(error)
                 continue
-            if item.is_sound(blob.data, key):
+            if item.is_valid(blob.data, key):
                 sound = sound or blob.data
             else:
                 damaged.append((store, key, blob.etag))
     if sound is None:
         return done
-    done.is_sound = True
+    done.is_valid = True
     for store in history.stores:
         if store not in having:
             done.copy(store, sound, clock)

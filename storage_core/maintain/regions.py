@@ -40,7 +40,7 @@ from storage_core.data.rows.values import examined
 from storage_core.data.settings.layout import WHOLE_TABLE_SPEC
 from storage_core.index import segments
 from storage_core.maintain.findings import DAMAGE, Finding, Findings, Kind, Read, Unread, required, try_read
-from storage_core.maintain.walk import Listing
+from storage_core.maintain.table_objects import Listing
 from storage_core.store.contract import ObjectStore, exists
 from storage_core.write.region import generation, generation_write, wal
 from storage_core.write.region.manifest import read_latest, read_version
@@ -383,7 +383,7 @@ class _Check:
         return keys.region_manifest_key(self.region, version)
 
     def _manifest(self, version: int, kind: Kind) -> RegionManifest | None:
-        found = self.findings.sound(self.reading.manifest(version), kind)
+        found = self.findings.unwrap(self.reading.manifest(version), kind)
         if found is None:
             return None
         older = kind is Kind.REGION_HISTORY_DAMAGED
@@ -394,7 +394,7 @@ class _Check:
         key, damaged = keys.region_hint_key(self.region), Kind.REGION_HINT_DAMAGED
         if key not in self.listing.objects:
             return
-        data = self.findings.sound(try_read(key, "a hint", lambda: self.reading.store.get(key).data), damaged)
+        data = self.findings.unwrap(try_read(key, "a hint", lambda: self.reading.store.get(key).data), damaged)
         if data is None:
             return
         try:
@@ -454,18 +454,18 @@ class _Check:
         waiting = try_read(
             where, "what a generation replaced", lambda: generation.unmerged(store, manifest, self.merged)
         )
-        return self.findings.sound(waiting, Kind.GENERATION_DAMAGED)
+        return self.findings.unwrap(waiting, Kind.GENERATION_DAMAGED)
 
     def _generation(self, flushed: FlushedGeneration, damaged: Kind, bloom: Kind, entry: Kind) -> None:
-        found = self.findings.sound(self.reading.generation(flushed), damaged)
+        found = self.findings.unwrap(self.reading.generation(flushed), damaged)
         if found is None:
             return
         for number in found.entries:
             self._entry(number, flushed.generation, entry)
-        self.findings.sound(self.reading.records(found), damaged)
+        self.findings.unwrap(self.reading.records(found), damaged)
         segment = Kind.GENERATION_SEGMENT_DAMAGED if bloom is Kind.BLOOM_DAMAGED else bloom
         for name, each in self.reading.derived(found):
-            self.findings.sound(each, bloom if name == BLOOM_FILE else segment)
+            self.findings.unwrap(each, bloom if name == BLOOM_FILE else segment)
 
     def _copies(self, manifest: RegionManifest, kind: Kind) -> None:
         """Add a finding for each copy that differs from its own checksum."""
@@ -485,11 +485,11 @@ class _Check:
             missing = Kind.WAL_ENTRY_MISSING if kind is Kind.WAL_ENTRY_DAMAGED else kind
             self.findings.add(missing, key, f"an entry of generation {of_generation}", "nothing")
             return
-        entry = self.findings.sound(self.reading.entry(number), kind)
+        entry = self.findings.unwrap(self.reading.entry(number), kind)
         if entry is None:
             return
         if entry.refused is not None:
-            self.findings.sound(entry.refused, kind)
+            self.findings.unwrap(entry.refused, kind)
         elif of_generation is not None and not wal.is_of(entry.says, of_generation):
             self.findings.add(kind, key, f"an entry of generation {of_generation}", f"one of {entry.says.generation}")
 

@@ -47,7 +47,7 @@ from storage_core.log.actions import (
 )
 from storage_core.log.checkpoint import named_keys
 from storage_core.log.conflicts import MergeProgress, pruning, records_a_version
-from storage_core.log.listing import Checkpointed, list_log, require_apart
+from storage_core.log.listing import Checkpointed, list_log, reject_nested_table
 from storage_core.log.log import TransactionLog, read_tags
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.transactions import Progress
@@ -55,7 +55,7 @@ from storage_core.maintain.check import fsck, list_whole_table
 from storage_core.maintain.collect import advance_boundary
 from storage_core.maintain.findings import DAMAGE, Kind, Report, Severity
 from storage_core.maintain.history import set_tag, with_renumbered
-from storage_core.maintain.log_check import Kept, check_log, newest_planned, part_of_log
+from storage_core.maintain.log_check import PreservedLog, check_log, newest_planned, part_of_log
 from storage_core.maintain.regions import (
     ReadEntry,
     Regions,
@@ -65,8 +65,8 @@ from storage_core.maintain.regions import (
     salvage_regions,
 )
 from storage_core.maintain.salvage import Replacement, Salvage, salvage
-from storage_core.maintain.walk import KIND_OF, Listing, files_of
-from storage_core.split.hidden_rows import deleted_rows
+from storage_core.maintain.table_objects import KIND_OF, Listing, files_of
+from storage_core.split.deletion_vectors import deleted_rows
 from storage_core.store.contract import ObjectStore, create_numbered, create_once
 from storage_core.store.resolve import locations_above
 from storage_core.write.late_rows import read_object
@@ -390,8 +390,8 @@ def repair(source: ObjectStore, target: ObjectStore, *, clock: Clock, ids: Ids, 
         Unavailable: A store does not answer.
 
     Cost:
-        The requests of a check and of `require_apart`, and one GET and one PUT per object. Memory: two snapshots and
-        one object.
+        The requests of a check and of `reject_nested_table`, and one GET and one PUT per object. Memory: two snapshots
+        and one object.
     """
     _require_new_place(source, target)
     listing = list_whole_table(source)
@@ -422,7 +422,7 @@ def _require_new_place(source: ObjectStore, target: ObjectStore) -> None:
         raise InvalidInput(
             f"{target.uri} is not empty, because it contains {found.key}. Repair into an empty location", uri=target.uri
         )
-    require_apart(target)
+    reject_nested_table(target)
 
 
 @dataclass(slots=True)
@@ -601,7 +601,7 @@ class _Repair:
             advance_boundary(self.target, first, nonce=self.ids.uuid())
         return head.version
 
-    def _copy_log(self, kept: Kept, tagged: list[Checkpointed]) -> None:
+    def _copy_log(self, kept: PreservedLog, tagged: list[Checkpointed]) -> None:
         for each in [*kept.checkpoints, *tagged]:
             for key in (*named_keys(self.source, each), each.key):
                 self.transfer.copy(key)

@@ -23,7 +23,7 @@ from storage_core.data.formats.mirrors import IcebergMetadata, ShownSnapshot, fi
 from storage_core.log.checkpoint import named_keys as keys_of_checkpoint
 from storage_core.log.listing import Checkpointed
 from storage_core.log.log import TransactionLog, read_tags
-from storage_core.log.published import (
+from storage_core.log.mirror_metadata import (
     ICEBERG_ADVICE,
     checkpointed_files,
     commits_down,
@@ -34,7 +34,7 @@ from storage_core.log.published import (
 from storage_core.log.snapshot import Snapshot, commit_timestamp
 from storage_core.log.versions import read_version, versions_down
 from storage_core.maintain.regions import RegionRoots, region_roots
-from storage_core.maintain.walk import Listing, keys_of, named_by, removed_keys
+from storage_core.maintain.table_objects import Listing, keys_of, named_by, removed_keys
 from storage_core.store.contract import ObjectStore, exists
 from storage_core.store.meter import all_of
 

@@ -3,7 +3,7 @@
 docs/architecture/transaction-log.md describes repairs in the section "History".
 
 A repair keeps the longest sequence of valid version files that opens. The repair reads the files after a gap action by
-action (`KnownLog`). If the log contains no information, the split files decide (`found_splits.choose`).
+action (`KnownLog`). If the log contains no information, the split files decide (`recovered_splits.choose`).
 
 A merge hides superseded rows with deletion vectors, which are stored only in the log. If the version of a merge is
 lost, the files still contain most of this information. The base never contains two live rows of a key. If two rows of a
@@ -36,7 +36,8 @@ from storage_core.log.actions import Action, Add, IndexSegment, MergedGeneration
 from storage_core.log.deletion_vector import inline
 from storage_core.log.transactions import Progress, Transactions
 from storage_core.maintain.findings import DAMAGE, Kind
-from storage_core.maintain.found_splits import (
+from storage_core.maintain.log_check import LogCheck, PreservedLog, actions_of, kept_part
+from storage_core.maintain.recovered_splits import (
     Choice,
     Evidence,
     FoundSplit,
@@ -47,10 +48,9 @@ from storage_core.maintain.found_splits import (
     spec_ids_of_merges,
     with_region_specs,
 )
-from storage_core.maintain.log_check import Kept, LogCheck, actions_of, kept_part
 from storage_core.maintain.regions import RegionSalvage
-from storage_core.maintain.walk import Listing
-from storage_core.split.hidden_rows import deleted_rows
+from storage_core.maintain.table_objects import Listing
+from storage_core.split.deletion_vectors import deleted_rows
 from storage_core.split.metadata import MergedRange
 from storage_core.split.read import read_split
 from storage_core.store.contract import ObjectStore
@@ -216,7 +216,7 @@ class KnownLog:
     - `read_versions`: the versions that were read.
     """
 
-    def __init__(self, kept: Kept | None) -> None:
+    def __init__(self, kept: PreservedLog | None) -> None:
         base = None if kept is None else kept.snapshot
         self.metadata = None if base is None else base.metadata
         self.live: dict[str, Add] = dict(base.splits) if base else {}
@@ -388,7 +388,7 @@ class Salvage:
     - `doubtful`: by region, the number of splits that may have deleted rows of lost merges.
     """
 
-    kept: Kept | None
+    kept: PreservedLog | None
     metadata: Metadata
     splits: dict[str, Add]
     segments: dict[str, IndexSegment]
@@ -456,7 +456,7 @@ def salvage(store: ObjectStore, listing: Listing, check: LogCheck, regions: Mapp
     return replace(result, splits=splits, superseded=hidden.deleted, doubtful=hidden.doubtful)
 
 
-def _known(store: ObjectStore, check: LogCheck, kept: Kept | None) -> KnownLog:
+def _known(store: ObjectStore, check: LogCheck, kept: PreservedLog | None) -> KnownLog:
     known = KnownLog(kept)
     for each in check.in_time:
         if kept is None:
@@ -517,7 +517,7 @@ def _dated(add: Add, known: KnownLog, result: Salvage, choice: Choice, *, spec_i
     return DatedSplit(add=add, order=order, progress=progress, certain=True)
 
 
-def _salvaged(known: KnownLog, kept: Kept | None, lost: tuple[range, ...]) -> Salvage:
+def _salvaged(known: KnownLog, kept: PreservedLog | None, lost: tuple[range, ...]) -> Salvage:
     return Salvage(
         kept=kept,
         metadata=known.metadata or Metadata(id="", schemaString=""),
@@ -547,7 +547,7 @@ def _with_choice(known: Salvage, choice: Choice, metadata: Metadata, unreadable:
     )
 
 
-def _lost_versions(listing: Listing, check: LogCheck, kept: Kept | None) -> tuple[range, ...]:
+def _lost_versions(listing: Listing, check: LogCheck, kept: PreservedLog | None) -> tuple[range, ...]:
     """Return the versions that certainly existed but cannot be opened any more.
 
     Versions with a remaining object are returned one by one. The other versions are returned as ranges, because the

@@ -1,8 +1,8 @@
 """The status of a table, measured with bounded cost. `docs/spec.md` contains the contract of `status`.
 
-The status contains the pending work that scheduled runs would do now. `compact.debt` and `index.catch_up` measure this
-work, and `region.idle` measures unmerged records. A rewrite after a change of the sort schema is included as `resort`,
-although no scheduled run does this rewrite. A person must run `compact --resort`.
+The status contains the pending work that scheduled runs would do now. `compact.pending_work` and `index.catch_up`
+measure this work, and `region.idle` measures unmerged records. A rewrite after a change of the sort schema is included
+as `resort`, although no scheduled run does this rewrite. A person must run `compact --resort`.
 
 The reasons for retained bytes come from the log and the collector's last plan. No object is listed for this purpose, so
 the cost is bounded. Objects outside all commits and outside the plan are not counted.
@@ -17,7 +17,7 @@ from itertools import islice
 
 import pyarrow as pa
 
-from storage_core.compact.debt import Debt, NextRun, Task, debt, together
+from storage_core.compact.pending_work import NextRun, PendingWindow, Task, find_pending_windows, together
 from storage_core.data.formats.documents import Candidate, Plan
 from storage_core.data.formats.keys import QUARANTINE_PREFIX
 from storage_core.data.rows.bound_text import decode_column
@@ -126,7 +126,7 @@ class RetainedBytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owed:
+class PendingWork:
     """The pending work of one step: `count` of `unit`, and its approximate size in bytes if known."""
 
     count: int
@@ -135,21 +135,21 @@ class Owed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExternalDebt:
+class ExternalBacklog:
     """Pending work that the snapshot does not contain: landed files, mirrors (by missing versions) and the collector.
 
     `unknown` contains the reasons why values are unknown, by step or `held`. `held` contains the reasons that keep the
     bytes of the table's folder. `held` is None if it was not measured.
     """
 
-    ingest: Owed | None = None
-    collect: Owed | None = None
+    ingest: PendingWork | None = None
+    collect: PendingWork | None = None
     mirrors: Mapping[str, int] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
     held: RetainedBytes | None = None
 
 
-NOT_LOOKED = ExternalDebt()
+NOT_MEASURED = ExternalBacklog()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +168,7 @@ class Status:
     - `newest_row_at`: the newest row by the time column.
     - `rows_came_at`: the commit time of the newest rows, or a later time. It is set only if a `freshness` is declared.
     - `behind`: the times that are older than the freshness.
-    - `owed`: the pending work by step.
+    - `pending`: the pending work by step.
     - `unknown`: the reasons why values are unknown, by step or `held`.
     - `mirrors`: the number of missing versions of each published format.
     - `next_run`: the bytes that a scheduled compaction reads and writes, and the number of splits before and after.
@@ -189,7 +189,7 @@ class Status:
     committed_at: int
     newest_row_at: int | None
     rows_came_at: int | None
-    owed: Mapping[str, Owed]
+    pending: Mapping[str, PendingWork]
     indexes: tuple[IndexLag, ...]
     regions: int
     oldest_unmerged_ms: int | None
@@ -215,7 +215,7 @@ def status(
     *,
     now_ms: int,
     freshness_ms: int | None = None,
-    external: ExternalDebt = NOT_LOOKED,
+    external: ExternalBacklog = NOT_MEASURED,
 ) -> Status:
     """Return the status of the table at `now_ms`.
 
@@ -233,7 +233,7 @@ def status(
     """
     from storage_core.write.region.idle import waiting  # also loads protobuf, which tables without regions do not need
 
-    debts = debt(snapshot, now_ms=now_ms, mode=Mode.POLICY)
+    debts = find_pending_windows(snapshot, now_ms=now_ms, mode=Mode.POLICY)
     lags = tuple(_lags(snapshot))
     unmerged = waiting(store, snapshot) if snapshot.config.kind == "keyed" else None
     oldest = unmerged.oldest_ms if unmerged else None
@@ -254,7 +254,7 @@ def status(
         committed_at=snapshot.timestamp,
         newest_row_at=newest_row_ms(snapshot),
         rows_came_at=came,
-        owed=dict(_in_order(upkeep, external)),
+        pending=dict(_in_order(upkeep, external)),
         indexes=lags,
         regions=unmerged.regions if unmerged else 0,
         oldest_unmerged_ms=oldest,
@@ -278,42 +278,44 @@ def may_drift(snapshot: Snapshot) -> bool:
 
 def _lags(snapshot: Snapshot) -> Iterator[IndexLag]:
     if snapshot.config.indexes:
-        from storage_core.index.catch_up import debt as index_debt  # tables without indexes do not need it
+        from storage_core.index.catch_up import measure_backlog as index_debt  # tables without indexes do not need it
 
         for each in snapshot.config.indexes:
             found = index_debt(snapshot, each.name)
             yield IndexLag(name=each.name, versions=snapshot.version - found.watermark, rows=found.uncovered_rows)
 
 
-def _in_order(upkeep: Iterator[tuple[str, Owed]], external: ExternalDebt) -> Iterator[tuple[str, Owed]]:
+def _in_order(
+    upkeep: Iterator[tuple[str, PendingWork]], external: ExternalBacklog
+) -> Iterator[tuple[str, PendingWork]]:
     if external.ingest is not None:
         yield "ingest", external.ingest
     yield from upkeep
     if lacking := max(external.mirrors.values(), default=0):
-        yield "publish", Owed(count=lacking, unit="versions")
+        yield "publish", PendingWork(count=lacking, unit="versions")
     if external.collect is not None:
         yield "collect", external.collect
 
 
 def _owed(
-    snapshot: Snapshot, debts: Sequence[Debt], lags: Sequence[IndexLag], generations: int
-) -> Iterator[tuple[str, Owed]]:
+    snapshot: Snapshot, debts: Sequence[PendingWindow], lags: Sequence[IndexLag], generations: int
+) -> Iterator[tuple[str, PendingWork]]:
     """Yield the pending work in the order in which the steps run. Steps without pending work are omitted."""
     if generations:
-        yield "merge", Owed(count=generations, unit="generations")
+        yield "merge", PendingWork(count=generations, unit="generations")
     windows, size = Counter(each.task for each in debts), Counter[Task]()
     for each in debts:
         size[each.task] += each.bytes
     for task in (Task.EXPIRE, Task.COMPACT, Task.WAIT, Task.RESORT):
         if windows[task]:
-            yield task.value, Owed(count=windows[task], unit="windows", bytes=size[task])
+            yield task.value, PendingWork(count=windows[task], unit="windows", bytes=size[task])
     if uncovered := sum(each.rows for each in lags):
-        yield "catch_up", Owed(count=uncovered, unit="rows")
+        yield "catch_up", PendingWork(count=uncovered, unit="rows")
     newest = -1 if snapshot.checkpoint_version is None else snapshot.checkpoint_version
     # If fewer versions than the checkpoint interval follow the last checkpoint, they are not pending work. A scheduled
     # run includes them nevertheless.
     if (behind := snapshot.version - newest) >= max(snapshot.config.checkpoint_interval, 1):
-        yield "checkpoint", Owed(count=behind, unit="versions")
+        yield "checkpoint", PendingWork(count=behind, unit="versions")
 
 
 def measure_retained(store: ObjectStore, snapshot: Snapshot, plan: Plan, *, now_ms: int) -> RetainedBytes:

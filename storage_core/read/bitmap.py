@@ -31,16 +31,16 @@ from storage_core.data.rows.codes import Mask
 from storage_core.data.settings.index import IndexDefinition
 from storage_core.index.bitmap import ColumnBitmaps, ColumnValues
 from storage_core.index.damage import damaged
-from storage_core.index.parts import GAP_BYTES, TAIL_BYTES, BitmapParts, Moves, Reading
-from storage_core.index.segments import Answering, AnsweringOf
+from storage_core.index.segment_reader import GAP_BYTES, TAIL_BYTES, BitmapParts, RowTranslator, SegmentReader
+from storage_core.index.segments import AnsweringOf, CoveringSegments
 from storage_core.log.actions import Add, IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.bounds import ColumnBounds, is_exact, points
 from storage_core.read.predicate import And, Compare, Comparison, IsNull, Opaque, Or, Predicate
 from storage_core.read.pruning import Narrowed, PruneStep, by_bounds, conditions
 from storage_core.split import metadata
+from storage_core.split.deletion_vectors import deleted_rows
 from storage_core.split.fetch import REQUEST_COST_BYTES
-from storage_core.split.hidden_rows import deleted_rows
 from storage_core.split.read import is_small, share_of
 from storage_core.store.contract import ObjectStore
 from storage_core.store.meter import prefetch
@@ -358,7 +358,7 @@ class Bitmaps:
     def of_split(self, add: Add) -> Answer:
         """Return the result of the indexes for a split.
 
-        Requests: those of `parts.Reading`, for each index that is used.
+        Requests: those of `segment_reader.SegmentReader`, for each index that is used.
         """
         question = _Question(_Split(self._store, add, self._share))
         for number in range(len(self.indexes)):
@@ -389,7 +389,7 @@ class Bitmaps:
         question.told_by = number if question.told_by is None else question.told_by
         return None
 
-    def _has_answer(self, question: _Question, answering: Answering, index: _Index) -> bool:
+    def _has_answer(self, question: _Question, answering: CoveringSegments, index: _Index) -> bool:
         """Use an index for a split. Return False if reading only the values of the index costs too much."""
         split, found = question.split, dict[str, Mapping[str, ColumnBitmaps]]()
         most = split.most_bytes // len(answering.segments) if self._is_bounded else None
@@ -420,8 +420,8 @@ class Bitmaps:
     def _moved(
         self,
         question: _Question,
-        answering: Answering,
-        readings: Mapping[str, Reading],
+        answering: CoveringSegments,
+        readings: Mapping[str, SegmentReader],
         matching: Mapping[str, BitMap | None],
     ) -> BitMap | None:
         """Return the rows of a split that may match, or None for all rows.
@@ -433,7 +433,7 @@ class Bitmaps:
             return None
         moves = self._parts.moves(self._store, question.split.add, answering)
         question.readings.append(moves)
-        left = moves.left(matching, lambda held: readings[held.segment.path].part_rows(held.member))
+        left = moves.surviving_rows(matching, lambda held: readings[held.segment.path].part_rows(held.member))
         question.is_joint = left.is_told and len(self.indexes) == 1
         return left.rows
 
@@ -463,7 +463,7 @@ class Bitmaps:
         is_at_hand = rows and vector is not None and vector.path is None
         return rows - deleted_rows(self._store, add) if is_at_hand else rows
 
-    def _is_dear(self, split: _Split, answering: Answering, index: _Index) -> bool:
+    def _is_dear(self, split: _Split, answering: CoveringSegments, index: _Index) -> bool:
         """Return whether the cost of the index is too high compared with the possible saving."""
         if self._parts.holds(answering, index.columns):
             return False
@@ -486,7 +486,7 @@ class _Question:
     rows: BitMap | None = None
     told_by: int | None = None
     not_asked: dict[int, str] = field(default_factory=dict)
-    readings: list[Reading | Moves] = field(default_factory=list)
+    readings: list[SegmentReader | RowTranslator] = field(default_factory=list)
     is_joint: bool = True
 
     def answer(self, *, is_exact: bool) -> Answer:

@@ -39,8 +39,8 @@ from storage_core.log.actions import Action, Add, Remove
 from storage_core.log.deletion_vector import inline
 from storage_core.log.snapshot import Snapshot, commit_timestamp
 from storage_core.log.versions import read_version
-from storage_core.read.verified import query_errors
-from storage_core.split.hidden_rows import deleted_rows
+from storage_core.read.verified_files import query_errors
+from storage_core.split.deletion_vectors import deleted_rows
 from storage_core.split.read import conform_split, open_split
 from storage_core.store.contract import ObjectStore
 

@@ -42,7 +42,7 @@ from storage_core.write.region.manifest import read_latest
 from storage_core.write.region.spec import PARALLEL_REGIONS, RegionProgress, known_regions, progress_of
 
 if TYPE_CHECKING:
-    from storage_core.write.region.unmerged import CapturedRegion
+    from storage_core.write.region.captured_regions import CapturedRegion
 
 Row = dict[str, object]
 
@@ -183,9 +183,9 @@ def _windows(snapshot: Snapshot) -> list[Row]:
 
 
 def _index(snapshot: Snapshot, definition: IndexDefinition, recalls: Mapping[str, float]) -> Row:
-    from storage_core.index.catch_up import debt  # only tables with indexes need this import
+    from storage_core.index.catch_up import measure_backlog  # only tables with indexes need this import
 
-    found = asdict(debt(snapshot, definition.name))
+    found = asdict(measure_backlog(snapshot, definition.name))
     found["segments"] += found.pop("stale_segments")
     return {"name": definition.name, "kind": definition.kind, **found, "recall": recalls.get(definition.name)}
 
@@ -315,7 +315,9 @@ def unmerged_metrics(store: ObjectStore, snapshot: Snapshot) -> list[UnmergedMet
 
 
 def _metrics(store: ObjectStore, snapshot: Snapshot, region: Region) -> UnmergedMetrics | None:
-    from storage_core.write.region.unmerged import capture  # this module imports protobuf, which only regions need
+    from storage_core.write.region.captured_regions import (
+        capture,  # this module imports protobuf, which only regions need
+    )
 
     captured = capture(store, snapshot, include_wal=True, regions=[region]).regions[0]
     manifest = captured.manifest
@@ -369,9 +371,9 @@ class Tail:
     def __init__(self, store: ObjectStore, snapshot: Snapshot) -> None:
         """Record the current state of the regions.
 
-        Makes the requests of `region.unmerged.capture`, and two requests for the registry.
+        Makes the requests of `region.captured_regions.capture`, and two requests for the registry.
         """
-        from storage_core.write.region.unmerged import capture
+        from storage_core.write.region.captured_regions import capture
 
         self._store = store
         self._snapshot = snapshot

@@ -1,9 +1,9 @@
 """Read tasks of a scan, and a reader that follows a table from version to version (decision 0034).
 
-`portions` divides a scan into read tasks. Each read task is a `Portion`. Each task can run in another process or on
-another machine. The tasks are planned once, on one snapshot. Every row of the scan belongs to exactly one task. A task
-contains either a group of splits of bounded size, or unmerged rows. Newer records hide some rows of splits. The planner
-finds these hidden rows and passes them as inline deletion vectors. Therefore a task reads only its own splits.
+`plan_read_tasks` divides a scan into read tasks. Each read task is a `ReadTask`. Each task can run in another process
+or on another machine. The tasks are planned once, on one snapshot. Every row of the scan belongs to exactly one task. A
+task contains either a group of splits of bounded size, or unmerged rows. Newer records hide some rows of splits. The
+planner finds these hidden rows and passes them as inline deletion vectors. Therefore a task reads only its own splits.
 
 `Follower` reads the log of a table step by step:
 
@@ -37,13 +37,13 @@ from storage_core.log.sharing import open_table_store
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.versions import read_version
 from storage_core.read.changes import DELETE, changes
+from storage_core.read.duckdb_view import Source
 from storage_core.read.fetching import FetchPlan, fetched
 from storage_core.read.predicate import Filter
 from storage_core.read.scan import Scan
-from storage_core.read.source import Source
-from storage_core.read.table_read import Over, over_of
-from storage_core.read.verified import query_errors
-from storage_core.split.hidden_rows import PARALLEL_READS
+from storage_core.read.table_read import UnmergedOverlay, overlay_of
+from storage_core.read.verified_files import query_errors
+from storage_core.split.deletion_vectors import PARALLEL_READS
 from storage_core.split.read import share_of
 from storage_core.store.meter import all_of
 
@@ -57,7 +57,7 @@ _A_PORTION = "a portion"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Portion:
+class ReadTask:
     """A read task: some splits of a table at a version, or some unmerged rows.
 
     It is plain data, which can be sent to any process.
@@ -90,18 +90,18 @@ class Wanted:
     filter: Filter | None = None
 
 
-def portions(scan: Scan) -> list[Portion]:
+def plan_read_tasks(scan: Scan) -> list[ReadTask]:
     """Return the read tasks of a scan in the order of windows, or an empty list if no row can match.
 
     Cost:
-        The requests of `table_read.plan` and `over_of`. If newer records hide rows of a split, also the requests that
-        find the keys of these records in the split.
+        The requests of `table_read.plan` and `overlay_of`. If newer records hide rows of a split, also the requests
+        that find the keys of these records in the split.
     """
     store, snapshot, read = scan.store, scan.snapshot, scan.planned()
-    over = over_of(read.view)
+    over = overlay_of(read.view)
     with query_errors("scan", read.splits):
         splits = list(read.splits) if over is None else _without_superseded(read.splits, over)
-    of_table = Portion(
+    of_table = ReadTask(
         uri=store.uri, version=snapshot.version, metadata=json.dumps(write_actions([snapshot.metadata])[0])
     )
     share = 1.0 if scan.columns_read is None else share_of(scan.columns_read, snapshot.schema)
@@ -109,7 +109,7 @@ def portions(scan: Scan) -> list[Portion]:
     return found if over is None else [*found, *(replace(of_table, newer=each) for each in _serialized(over.rows))]
 
 
-def of_splits(of_table: Portion, splits: Sequence[Add]) -> Portion:
+def of_splits(of_table: ReadTask, splits: Sequence[Add]) -> ReadTask:
     """Return a task with these splits, for the same table and version as `of_table`."""
     return replace(of_table, splits=json.dumps(write_actions(splits)))
 
@@ -139,7 +139,7 @@ def in_order(splits: Iterable[Add]) -> list[Add]:
     return sorted(splits, key=lambda add: (add.windowStart is not None, add.windowStart or 0, add.path))
 
 
-def rows_of(portion: Portion, wanted: Wanted, *, batch_rows: int) -> Iterator[pa.RecordBatch]:
+def rows_of(portion: ReadTask, wanted: Wanted, *, batch_rows: int) -> Iterator[pa.RecordBatch]:
     """Yield the wanted rows of a task in batches of at most `batch_rows` rows, in bounded memory.
 
     Without a filter, the rows are decoded directly from the files. A direct read costs half as much as a read through
@@ -164,7 +164,7 @@ def rows_of(portion: Portion, wanted: Wanted, *, batch_rows: int) -> Iterator[pa
                 yield from table.to_batches(max_chunksize=batch_rows)
 
 
-def _without_superseded(splits: Sequence[Add], over: Over) -> list[Add]:
+def _without_superseded(splits: Sequence[Add], over: UnmergedOverlay) -> list[Add]:
     """Return the splits that have a visible row. Each split has a deletion vector of its hidden rows."""
     touched = [each for each in splits if each.path in over.touched]
     hidden = dict(zip((each.path for each in touched), all_of(over.deleted, touched, PARALLEL_READS), strict=True))
@@ -319,9 +319,9 @@ class Follower:
             at = Position(at.version + 1)
         return at
 
-    def work(self, start: Position, end: Position) -> list[Portion | Change]:
+    def work(self, start: Position, end: Position) -> list[ReadTask | Change]:
         """Return the read tasks between two positions. Makes the requests of `advance` and raises its errors."""
-        found: list[Portion | Change] = []
+        found: list[ReadTask | Change] = []
         at = start
         if start == BEGINNING:
             at = replace(end, part=0) if end.is_base else end
@@ -339,7 +339,7 @@ class Follower:
                 found += [Change(uri=self._log.store.uri, version=at.version, metadata=metadata)] if step.splits else []
             else:
                 splits = step.splits[at.part : end.part if is_last else None]
-                of_table = Portion(uri=self._log.store.uri, version=at.version, metadata=metadata)
+                of_table = ReadTask(uri=self._log.store.uri, version=at.version, metadata=metadata)
                 found += [of_splits(of_table, each) for each in groups(splits)]
             at = end if is_last else Position(at.version + 1)
         return found

@@ -71,16 +71,16 @@ from storage_core.data.rows.vectors import is_vector
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.split_columns import adds_of
-from storage_core.read.unmerged import Capture, undistributed_over
+from storage_core.read.unmerged_records import Capture, undistributed_over
 from storage_core.read.view import PAGE_BYTES, Consistency, View
 from storage_core.split.read import WHOLE_SPLIT_BYTES, conform_split, open_split
 from storage_core.store.contract import ObjectStore
-from storage_core.write.distribution.undistributed import Listed, RegionOffsets, Waiting
+from storage_core.write.distribution.undistributed_rows import PendingChunks, RawLogListing, RegionOffsets
 from storage_core.write.distribution.work import log_offsets
 from storage_core.write.raw_log.history import RawChunkRef
 from storage_core.write.region import generation, wal
+from storage_core.write.region.captured_regions import region_positions, was_collected
 from storage_core.write.region.manifest import read_version
-from storage_core.write.region.unmerged import region_positions, was_collected
 
 Bytes = npt.NDArray[np.int64]
 
@@ -159,8 +159,8 @@ class ReadPosition:
         Raises:
             SnapshotExpired: An object of the base was collected.
             NotFound: An object of the base, or a manifest of a region, no longer exists.
-            Corrupt: An object is damaged, or records of a region no longer exist. `write.region.unmerged.was_collected`
-                distinguishes the two cases.
+            Corrupt: An object is damaged, or records of a region no longer exist.
+                `write.region.captured_regions.was_collected` distinguishes the two cases.
 
         Cost:
             Requests are made when the data is needed. The sources before `place` take no request. Each manifest of the
@@ -299,10 +299,10 @@ def raw_records(view: View, snapshot: Snapshot, position: RawPosition) -> Iterat
     Raises:
         InvalidInput: The table at the snapshot does not read this raw log.
         SnapshotExpired: Chunks were collected after the position was taken, because the table contains them now. Also
-            raises the errors of `Listed.look` and `Waiting.records`.
+            raises the errors of `RawLogListing.load` and `PendingChunks.records`.
 
     Cost:
-        The requests of `Listed.look` and `Waiting.records`.
+        The requests of `RawLogListing.load` and `PendingChunks.records`.
     """
     raw_log = next((each for each in snapshot.config.raw_logs if each.name == position.name), None)
     if raw_log is None:
@@ -310,10 +310,10 @@ def raw_records(view: View, snapshot: Snapshot, position: RawPosition) -> Iterat
             f"the history token is for the raw log {quoted(position.name)}, which does not feed version "
             f"{snapshot.version} of {view.store.uri}. Begin without a token"
         )
-    listed = Listed.look(raw_log, view.raw_store)
+    listed = RawLogListing.load(raw_log, view.raw_store)
     try:
         rounds = tuple(listed.of(runs) for runs in position.rounds)
-        yield from Waiting(listed=listed, rounds=rounds, further=position.further).records(
+        yield from PendingChunks(listed=listed, rounds=rounds, further=position.further).records(
             view.store, snapshot, view.kept
         )
     except Corrupt as error:
@@ -328,7 +328,7 @@ def _offsets(view: View, position: RegionPosition) -> RegionOffsets:
     return RegionOffsets(region=position.region, generation=position.flushed, distributed=manifest.distributed)
 
 
-def _position(waiting: Waiting) -> RawPosition:
+def _position(waiting: PendingChunks) -> RawPosition:
     rounds = tuple(tuple(_runs(chunks)) for chunks in waiting.rounds)
     return RawPosition(name=waiting.listed.raw_log.name, rounds=rounds, further=waiting.further)
 

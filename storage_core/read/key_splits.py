@@ -29,13 +29,13 @@ from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.predicate import And, Compare, Comparison, Or
 from storage_core.read.pruning import PruneStep, manifests_for, prune_of
-from storage_core.read.verified import Verified
+from storage_core.read.verified_files import VerifiedFiles
 from storage_core.store.contract import ObjectStore
 from storage_core.store.pieces import KeptValues
 from storage_core.write.region.records import matching
 
 if TYPE_CHECKING:
-    from storage_core.index.parts import KeyReading
+    from storage_core.index.segment_reader import KeyReading
     from storage_core.index.segments import AnsweringOf
 
 _NAME: Final = ("key index",)
@@ -112,12 +112,18 @@ class IndexedKeys:
     wanted: pa.Table
     hashes: Hashes
     splits: int
-    verified: Verified
+    verified: VerifiedFiles
     kept: KeptValues
 
     @staticmethod
     def of(
-        store: ObjectStore, snapshot: Snapshot, wanted: pa.Table, *, splits: int, verified: Verified, kept: KeptValues
+        store: ObjectStore,
+        snapshot: Snapshot,
+        wanted: pa.Table,
+        *,
+        splits: int,
+        verified: VerifiedFiles,
+        kept: KeptValues,
     ) -> IndexedKeys | None:
         """Return the index. Return None if the index has no segment or there is no split to search.
 
@@ -138,7 +144,11 @@ class IndexedKeys:
 
         If the index is used, makes the requests of `KeyReading.places`.
         """
-        from storage_core.index.parts import UNCOVERED, KeyReading, candidate_rows  # only tables with an index need it
+        from storage_core.index.segment_reader import (  # only tables with an index need it
+            UNCOVERED,
+            KeyReading,
+            candidate_rows,
+        )
 
         found = self.index.answering_of(add) if add.numRecords else None
         if found is None:
@@ -155,7 +165,7 @@ class IndexedKeys:
             return True
         asked, bytes_ = reading.cost(self.hashes)
         # A split that contains the key is read in any case. The footer is then the first part to be read.
-        has_footer = self.verified.footers.held(reading.add) is not None
+        has_footer = self.verified.footers.cached_footer(reading.add) is not None
         footers = 0 if has_footer else min(1.0, self.wanted.num_rows / self.splits)
         if self.store.local_path(reading.add.path) is not None:  # a request for a local file takes no waiting time
             return bytes_ + footers * size >= size
@@ -180,7 +190,7 @@ class IndexedKeys:
         if is_small(add):
             return 1, add.size
         share = len(self.wanted.column_names) / len(self.index.snapshot.schema.names)
-        has_footer = self.verified.footers.held(add) is not None
+        has_footer = self.verified.footers.cached_footer(add) is not None
         return missing + (not has_footer), add.size * share * missing / groups
 
 
@@ -188,7 +198,7 @@ def _index(snapshot: Snapshot, kept: KeptValues) -> _Index | None:
     found = kept.get(_NAME)
     if isinstance(found, _Index) and found.snapshot is snapshot:
         return found
-    from storage_core.index.parts import index_of
+    from storage_core.index.segment_reader import index_of
 
     index = index_of(snapshot)
     if index is None:
@@ -226,7 +236,7 @@ class KeyRead:
     wanted: pa.Table
     splits: Sequence[Add]
     index: IndexedKeys | None
-    verified: Verified
+    verified: VerifiedFiles
     kept: KeptValues
 
 
@@ -236,7 +246,7 @@ def plan(
     wanted: pa.Table,
     *,
     records: pa.Table | None,
-    verified: Verified,
+    verified: VerifiedFiles,
     kept: KeptValues,
 ) -> KeyRead:
     """Return the plan to find the rows of these keys in the base. The plan includes their unmerged `records`.
@@ -364,7 +374,7 @@ def _equal(wanted: pa.Table) -> Or:
 
 def _deleted(store: ObjectStore, add: Add, kept: KeptValues) -> Positions:
     from storage_core.data.rows.keys import positions
-    from storage_core.split.hidden_rows import deleted_rows
+    from storage_core.split.deletion_vectors import deleted_rows
 
     name = (add.path, add.deleted_rows)
     return positions(kept.made(name, BitMap, lambda: deleted_rows(store, add, kept.cached), lambda rows: 2 * len(rows)))

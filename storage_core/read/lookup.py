@@ -60,7 +60,7 @@ from storage_core.read.predicate import (
     in_columns,
 )
 from storage_core.read.pruning import Leaf, PruneStep, conditions, possible
-from storage_core.read.verified import Verified
+from storage_core.read.verified_files import VerifiedFiles
 from storage_core.read.view import At, View
 from storage_core.store.contract import ObjectStore
 from storage_core.store.meter import MeteredStore, RequestMeter, all_of
@@ -302,7 +302,7 @@ def get_many(
     wanted: pa.Table,
     *,
     records: pa.Table | None = None,
-    verified: Verified,
+    verified: VerifiedFiles,
     kept: KeptValues,
 ) -> list[dict[str, object] | None]:
     """Return the row of each key, or None for a key without a row.
@@ -469,7 +469,7 @@ class LookupPlan:
 
 
 def explained(
-    store: MeteredStore, view: View, wanted: pa.Table, *, at: At | None, consistency: str, verified: Verified
+    store: MeteredStore, view: View, wanted: pa.Table, *, at: At | None, consistency: str, verified: VerifiedFiles
 ) -> LookupPlan:
     """Return the plan of a lookup of these keys. `keys` is a table with the key columns. Caches nothing.
 
@@ -479,7 +479,7 @@ def explained(
         footer of each split that may contain a key, unless the footer is cached. A small split takes one request for
         the whole split instead.
     """
-    meter, apart = RequestMeter(), view.apart()
+    meter, apart = RequestMeter(), view.copy()
     with store.counted_by(meter):
         snapshot, captured = apart.captured(at, consistency, partial(holding_regions, store, keys=wanted))
         wanted = keys_in(snapshot, wanted)
@@ -560,7 +560,7 @@ def _part(read: KeyRead, add: Add, named: Positions | None) -> _Part:
     from storage_core.split.read import leaves_of, open_split
 
     path = read.store.local_path(add.path)
-    held = read.verified.footers.held(add) is not None
+    held = read.verified.footers.cached_footer(add) is not None
     footers = read.verified.footers if held else Footers()
     opened = open_split(read.store, add.as_written, whole=False, file_path=path, footers=footers)
     groups = admitting(opened.bounds, opened.row_groups, read.wanted)

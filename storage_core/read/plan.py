@@ -126,13 +126,13 @@ class Analysis:
     seconds: float
     requests: Mapping[str, int]
     bytes: int
-    waves: int
+    round_trips: int
     cache: Mapping[str, int] | None = None
 
     def __str__(self) -> str:
         """Return the cost as a line of text."""
         asked = ", ".join(f"{number:,} {kind.upper()}" for kind, number in self.requests.items() if number)
-        done = f"{asked or 'no request'} in {counted(self.waves, 'round trip')}, {counted(self.bytes, 'byte')}"
+        done = f"{asked or 'no request'} in {counted(self.round_trips, 'round trip')}, {counted(self.bytes, 'byte')}"
         hits = "" if self.cache is None else "; cache: " + ", ".join(f"{name} {n:,}" for name, n in self.cache.items())
         return f"{counted(self.rows, 'row')} in {self.seconds:.3f} s: {done}{hits}"
 
@@ -214,7 +214,7 @@ def analysis(watched: Collection[Watched], read: Callable[[], int]) -> Analysis:
         seconds=seconds,
         requests=meter.requests,
         bytes=meter.bytes_read,
-        waves=meter.waves,
+        round_trips=meter.round_trips,
         cache=asdict(cached) if cached != CacheCounts() else None,
     )
 

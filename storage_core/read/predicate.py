@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeAlias, assert_never
 
 from storage_core.base.arguments import checked
 from storage_core.base.errors import InvalidInput
-from storage_core.base.process import require_headroom
+from storage_core.base.process import check_free_resources
 from storage_core.base.text import quoted
 from storage_core.data.rows.columns import stored_name
 from storage_core.engine.statement import constant
@@ -332,7 +332,7 @@ def _no_filter(found: object) -> InvalidInput:
 
 
 @cache
-@require_headroom("a filter")
+@check_free_resources("a filter")
 def _load_duckdb() -> None:
     """Import DuckDB, and raise a Tidemark error if the import fails.
 

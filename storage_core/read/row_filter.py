@@ -21,14 +21,14 @@ from storage_core.data.rows.codes import Mask
 from storage_core.data.rows.keys import Positions, bitmap_of
 from storage_core.engine.sandbox.process import prepare
 from storage_core.engine.statement import TABLE
-from storage_core.index.parts import BitmapParts
+from storage_core.index.segment_reader import BitmapParts
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.bitmap import UNKNOWN, Answer, Bitmaps
+from storage_core.read.duckdb_view import Source
 from storage_core.read.predicate import And, Filter, Opaque, Or, Predicate, in_columns
 from storage_core.read.pruning import prune
-from storage_core.read.source import Source
 from storage_core.read.sql_predicate import columns_of
-from storage_core.read.verified import query_errors
+from storage_core.read.verified_files import query_errors
 from storage_core.store.contract import ObjectStore
 from storage_core.store.pieces import KeptValues
 
@@ -36,7 +36,7 @@ _KNOWN_BYTES = 1_000  # the approximate size of a name and its objects
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class FilterResult:
     """The rows for which the filter was evaluated. They are rows of a split or of another named set.
 
     `judged` are the evaluated rows, and `met` are the evaluated rows that meet the filter.
@@ -46,7 +46,7 @@ class Known:
     met: BitMap
 
 
-NOTHING_KNOWN: Final = Known(BitMap(), BitMap())
+NOTHING_KNOWN: Final = FilterResult(BitMap(), BitMap())
 
 
 class RowFilter:
@@ -129,13 +129,13 @@ class RowFilter:
             self.answers[split] = self._bitmaps.of_split(self._snapshot.splits[split])
         return self.answers[split]
 
-    def known(self, name: str) -> Known:
+    def known(self, name: str) -> FilterResult:
         """Return the cached results for the rows of a split or of another named set.
 
         If the cache has results, the filter is valid and is not checked again.
         """
         found = self._kept.get((*self._name, name))
-        if not isinstance(found, Known):
+        if not isinstance(found, FilterResult):
             return NOTHING_KNOWN
         self._is_judged = True
         return found
@@ -144,11 +144,11 @@ class RowFilter:
         """Cache which of these rows meet the filter. `name` is the path of a split or identifies the set of rows."""
         before = self.known(name)
         judged, meeting = bitmap_of(rows), bitmap_of(rows[met])
-        now = Known(before.judged | judged, before.met | meeting)
+        now = FilterResult(before.judged | judged, before.met | meeting)
         size = _KNOWN_BYTES + len(now.judged.serialize()) + len(now.met.serialize())
         self._kept.keep((*self._name, name), now, size)
 
-    def require_sound(self) -> None:
+    def require_valid(self) -> None:
         """Raise the errors of `mask` if the filter was never evaluated. This happens if the search found no row."""
         if not self._is_judged:
             self.mask(self._snapshot.schema.empty_table(), 0)

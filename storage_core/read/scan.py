@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from storage_core.base.errors import InvalidInput, Unavailable, typed
 from storage_core.base.limits import QueryLimits
-from storage_core.base.process import QUERY_BYTES, require_headroom
+from storage_core.base.process import QUERY_BYTES, check_free_resources
 from storage_core.base.text import quoted, shortened, unknown_names
 from storage_core.engine.sandbox.process import Rows, prepare
 from storage_core.engine.sandbox.result import Result
@@ -18,12 +18,12 @@ from storage_core.engine.statement import TABLE
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.answers import BATCH_ROWS, Conversions, parts, reader_of, require_rows
+from storage_core.read.duckdb_view import Source
 from storage_core.read.plan import Plan, RawPart, Watched
 from storage_core.read.predicate import Filter, Predicate, folded, in_columns
-from storage_core.read.source import Source
 from storage_core.read.sql_predicate import columns_of, from_sql
 from storage_core.read.table_read import TableRead, TableView, described, plan, source_of
-from storage_core.read.verified import Verified, query_errors
+from storage_core.read.verified_files import VerifiedFiles, query_errors
 from storage_core.store.contract import ObjectStore
 from storage_core.store.meter import MeteredStore
 
@@ -44,7 +44,7 @@ class Scan(Conversions):
     columns: tuple[str, ...] | None = None
     filter: Filter | None = None
     records: pa.Table | None = None
-    verified: Verified = field(default_factory=Verified)
+    verified: VerifiedFiles = field(default_factory=VerifiedFiles)
     limits: QueryLimits | None = None
     raw: tuple[RawPart, ...] = ()
     """The raw logs from which some of the records come."""
@@ -191,7 +191,7 @@ class Scan(Conversions):
         view = TableView(self.store, self.snapshot, self.verified, self.records, self.raw)
         return plan(view, self.predicate, columns=self.columns_read, query="scan", is_explained=is_explained)
 
-    @require_headroom("scan", size=QUERY_BYTES)
+    @check_free_resources("scan", size=QUERY_BYTES)
     def _source(self) -> tuple[Sequence[Add], Source]:
         if self._effective_limits is not None:
             prepare()
@@ -282,7 +282,7 @@ def _not_boolean(text: str, schema: pa.Schema) -> InvalidInput:
     )
 
 
-def require_sound(wanted: Filter, schema: pa.Schema) -> None:
+def require_valid_filter(wanted: Filter, schema: pa.Schema) -> None:
     """Raise the error of a scan if DuckDB cannot evaluate the filter on rows of this schema."""
     require_condition(wanted, schema)
     with query_errors("scan", columns=schema.names):

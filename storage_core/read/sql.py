@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from storage_core.base.errors import InvalidInput
 from storage_core.base.limits import QueryLimits
-from storage_core.base.process import QUERY_BYTES, require_headroom
+from storage_core.base.process import QUERY_BYTES, check_free_resources
 from storage_core.base.text import quoted
 from storage_core.data.rows.codes import Mask
 from storage_core.data.rows.values import TOO_LONG, find_long_decimals, wrong_values
@@ -41,12 +41,12 @@ from storage_core.engine.statement import (
     with_values,
 )
 from storage_core.read.answers import SqlResult
+from storage_core.read.duckdb_view import Source, answer
 from storage_core.read.plan import Plan, Watched
 from storage_core.read.predicate import And, Or, Predicate, folded, in_columns
-from storage_core.read.source import Source, answer
 from storage_core.read.sql_predicate import Names, columns_read, predicate_of
 from storage_core.read.table_read import First, TableRead, TableView, described, plan, source_of
-from storage_core.read.verified import query_errors
+from storage_core.read.verified_files import query_errors
 
 _JOINS = ("REGULAR", "CROSS")
 _KEEPING_LEFT = frozenset({"INNER", "LEFT", "SEMI", "ANTI"})
@@ -371,7 +371,7 @@ class _Query:
         """The columns of each table or set of rows, by name."""
         return {name: schema.names for name, schema in self.schemas.items()}
 
-    def require_sound(self, limits: QueryLimits) -> None:
+    def require_valid(self, limits: QueryLimits) -> None:
         """Raise the error of the query if DuckDB cannot bind the query.
 
         The function does not run the query and reads no table.
@@ -398,7 +398,7 @@ class _Query:
         )
 
 
-@require_headroom("a query", size=QUERY_BYTES)
+@check_free_resources("a query", size=QUERY_BYTES)
 def query(
     tables: Mapping[str, Opened | pa.Table],
     text: str,
@@ -461,7 +461,7 @@ def explain(
         analysis.
     """
     asked = _Query.of(tables, text, parameters)
-    asked.require_sound(QueryLimits() if limits is None else limits)
+    asked.require_valid(QueryLimits() if limits is None else limits)
     plans = Plan(tuple(described(read, name) for name, read in asked.plans(is_explained=True).items()))
     if analyze is None:
         return plans

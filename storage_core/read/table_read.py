@@ -35,15 +35,15 @@ from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.read import pruning
 from storage_core.read.bounds import ColumnBounds, statistics_of
+from storage_core.read.duckdb_view import PLACES, Source, hidden_rows, places_of, requests_for_hidden
 from storage_core.read.fetching import SPLITS_AT_ONCE, FetchPlan, SplitPlan, fetched
 from storage_core.read.plan import RawPart, TablePlan
 from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import Narrowed, Pruned, PruneStep
-from storage_core.read.source import PLACES, Source, hidden_rows, places_of, requests_for_hidden
-from storage_core.read.verified import UNKNOWN, Columns, Verified, query_errors
+from storage_core.read.verified_files import UNKNOWN, Columns, VerifiedFiles, query_errors
 from storage_core.split import verification
+from storage_core.split.deletion_vectors import PARALLEL_READS
 from storage_core.split.fetch import read_footer, requests_for
-from storage_core.split.hidden_rows import PARALLEL_READS
 from storage_core.split.read import leaves_of
 from storage_core.split.verification import corrupt_on_failure
 from storage_core.store.contract import ObjectStore
@@ -231,7 +231,7 @@ class TableView:
 
     store: ObjectStore
     snapshot: Snapshot
-    verified: Verified
+    verified: VerifiedFiles
     records: pa.Table | None = None
     raw: tuple[RawPart, ...] = ()
 
@@ -242,7 +242,7 @@ class TableView:
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class UnmergedOverlay:
     """The unmerged records that are merged into the rows of splits.
 
     `rows` are the newer rows. `touched` contains the paths of the splits that may have replaced rows. `deleted` returns
@@ -258,9 +258,9 @@ class Over:
 class TableRead:
     """The plan of a read: the splits, the rows in these splits, and the columns.
 
-    `left` contains the splits to read, and the rows in these splits that indexes selected. If `in_order` is True, the
-    splits keep their order. `steps` are the pruning steps that use the log. They run before the steps that use indexes.
-    `fetch` is the plan for splits that are not local files.
+    `narrowed` contains the splits to read, and the rows in these splits that indexes selected. If `in_order` is True,
+    the splits keep their order. `steps` are the pruning steps that use the log. They run before the steps that use
+    indexes. `fetch` is the plan for splits that are not local files.
 
     If the log alone answers the query, no split is read. `metrics` is then the answer, and `log_step` is the name of
     the pruning step.
@@ -268,7 +268,7 @@ class TableRead:
 
     view: TableView
     fetch: FetchPlan
-    left: Narrowed = field(default_factory=lambda: Narrowed(()))
+    narrowed: Narrowed = field(default_factory=lambda: Narrowed(()))
     steps: tuple[PruneStep, ...] = ()
     metrics: ExactMetrics | None = None
     log_step: str = ""
@@ -277,7 +277,7 @@ class TableRead:
     @property
     def splits(self) -> tuple[Add, ...]:
         """The splits to read."""
-        return self.left.splits
+        return self.narrowed.splits
 
 
 def plan(
@@ -320,18 +320,18 @@ def plan(
     with query_errors(query, pruned.splits):
         left = _narrowed(view, predicate, pruned.splits, names, is_kept=not is_explained)
     fetch = FetchPlan(snapshot.schema, names, predicate, left.rows)
-    return TableRead(view=view, fetch=fetch, left=left, steps=pruned.steps, in_order=first is not None)
+    return TableRead(view=view, fetch=fetch, narrowed=left, steps=pruned.steps, in_order=first is not None)
 
 
 def source_of(read: TableRead, *, query: str) -> Source:
     """Return the rows of a planned read as a source. Unmerged records are in memory, and rows of the base are not.
 
-    Makes the requests of `over_of` and `splits_source`, and raises their errors.
+    Makes the requests of `overlay_of` and `splits_source`, and raises their errors.
     """
     view, metrics = read.view, read.metrics
     if metrics is not None:
         return Source(view.snapshot.schema.empty_table(), unread=metrics.rows, ends=metrics.ends, values=metrics.values)
-    over = over_of(view)
+    over = overlay_of(view)
     with query_errors(query, read.splits):
         return splits_source(
             view.store, read.splits, read.fetch, verified=view.verified, over=over, in_order=read.in_order
@@ -343,8 +343,8 @@ def splits_source(
     splits: Sequence[Add],
     fetch: FetchPlan,
     *,
-    verified: Verified,
-    over: Over | None = None,
+    verified: VerifiedFiles,
+    over: UnmergedOverlay | None = None,
     in_order: bool = False,
 ) -> Source:
     """Return the splits as a source of rows.
@@ -402,19 +402,21 @@ def splits_source(
     )
 
 
-def over_of(view: TableView) -> Over | None:
+def overlay_of(view: TableView) -> UnmergedOverlay | None:
     """Return the unmerged records that are merged into the splits, or None if there are no records.
 
-    Requests: see `take_apart`.
+    Requests: see `split_unmerged_records`.
     """
     if view.records is None or not view.has_records:
         return None
-    from storage_core.read.unmerged import take_apart  # reads of only the base do not need this import
-    from storage_core.write.region.unmerged import Unmerged
+    from storage_core.read.unmerged_records import (
+        split_unmerged_records,  # reads of only the base do not need this import
+    )
+    from storage_core.write.region.captured_regions import Unmerged
 
     unmerged = [Unmerged(generation=None, records=(view.records,))]
-    overlay = take_apart(view.store, view.snapshot, unmerged, footers=view.verified.footers)
-    return Over(overlay.rest, overlay.touched, partial(overlay.deleted, view.store, view.snapshot))
+    overlay = split_unmerged_records(view.store, view.snapshot, unmerged, footers=view.verified.footers)
+    return UnmergedOverlay(overlay.rest, overlay.touched, partial(overlay.hidden_rows, view.store, view.snapshot))
 
 
 def described(read: TableRead, name: str) -> TablePlan:
@@ -428,7 +430,7 @@ def described(read: TableRead, name: str) -> TablePlan:
         One request for each uncached footer of a split that is a local file or is read by ranges. The footers are not
         cached afterwards.
     """
-    view, left = read.view, read.left
+    view, left = read.view, read.narrowed
     snapshot = view.snapshot
     parts = list(prefetch(partial(_part, read), read.splits, SPLITS_AT_ONCE))
     steps = [*read.steps, *_index_steps(left, parts)]
@@ -492,7 +494,9 @@ def _can_stream(hidden: Mapping[str, BitMap], kinds: Sequence[Columns], schema: 
     return are_known and (PLACES.isdisjoint(map(str.lower, schema.names)) or not hidden)
 
 
-def _hidden(store: ObjectStore, splits: Sequence[Add], over: Over | None, verified: Verified) -> Mapping[str, BitMap]:
+def _hidden(
+    store: ObjectStore, splits: Sequence[Add], over: UnmergedOverlay | None, verified: VerifiedFiles
+) -> Mapping[str, BitMap]:
     """Return the rows that the source excludes, for each split with such rows."""
     if over is None:
         return hidden_rows(store, splits, verified.vectors)
@@ -544,7 +548,7 @@ def _part(read: TableRead, add: Add) -> _Part:
     vectors = requests_for_hidden(add, verified.vectors if is_local else None)
     if add.footerXxh3 is None or (not is_local and read.fetch.is_whole(add)):
         return _Part(vectors if is_local else vectors + 1, add.size)
-    footer, footers, footer_bytes = verified.footers.held(add), 0, 0
+    footer, footers, footer_bytes = verified.footers.cached_footer(add), 0, 0
     if footer is None:
         with corrupt_on_failure(add):
             footer = read_footer(store, add)

@@ -33,8 +33,8 @@ from storage_core.store.resolve import open_store
 
 if TYPE_CHECKING:
     from storage_core.read.plan import RawPart
-    from storage_core.read.unmerged import WithRawLogs
-    from storage_core.write.region.unmerged import Captured, Regions
+    from storage_core.read.unmerged_records import WithRawLogs
+    from storage_core.write.region.captured_regions import Captured, Regions
 
 
 At: TypeAlias = int | str | dt.datetime
@@ -182,7 +182,7 @@ class View:
         self.open_raw = open_raw
         self._opened: dict[str, ObjectStore] = {}
 
-    def apart(self) -> View:
+    def copy(self) -> View:
         """Return a view at the same snapshot. The new view moves independently and has its own cache."""
         other = View(self.log, self.snapshot, pinned=self.pinned, open_raw=self.raw_store)
         other.kept = self.kept.copy()
@@ -255,11 +255,11 @@ class View:
 
         The state is None if only the base is read. At any level but `snapshot`, the view moves to the newest version.
         At `latest` the state also contains the rows of raw logs that are not distributed to the table yet. Errors are
-        those of `level`, of `Listed.look` and of `Waiting.records`.
+        those of `level`, of `RawLogListing.load` and of `PendingChunks.records`.
 
         Cost:
-            The requests of `unmerged.capture` and of `refresh`. Raw logs add the requests of
-            `unmerged.undistributed_over`.
+            The requests of `captured_regions.capture` and of `refresh`. Raw logs add the requests of
+            `unmerged_records.undistributed_over`.
         """
         consistency = self.level(consistency, at, usual=Consistency.SNAPSHOT)
         if at is not None:
@@ -268,7 +268,9 @@ class View:
             return self.snapshot, None
         while True:
             if self._has_raw_logs(consistency):
-                from storage_core.read.unmerged import captured_with  # tables without raw logs do not need this import
+                from storage_core.read.unmerged_records import (
+                    captured_with,  # tables without raw logs do not need this import
+                )
 
                 return captured_with(self, partial(self.capture, Consistency.LATEST), regions)
             if self.snapshot.config.kind == "append":
@@ -311,11 +313,13 @@ class View:
         return consistency == Consistency.LATEST and bool(self.snapshot.config.raw_logs)
 
     def capture(self, consistency: str, regions: Regions | None, before: Snapshot) -> Captured:
-        """Return the current state of the given regions, or of all regions, in the same way as `unmerged.capture`."""
-        from storage_core.write.region import unmerged  # reads of only the base do not need this import
+        """Return the current state of the given regions, or of all regions, in the same way as
+        `captured_regions.capture`.
+        """
+        from storage_core.write.region import captured_regions  # reads of only the base do not need this import
 
         include_wal = consistency == Consistency.LATEST
-        return unmerged.capture(
+        return captured_regions.capture(
             self.store,
             before,
             include_wal=include_wal,

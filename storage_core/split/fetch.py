@@ -178,7 +178,7 @@ class Footers:
             name, Footer, lambda: read_footer(store, add, self.cached), lambda footer: footer.file.serialized_size
         )
 
-    def held(self, add: Add) -> Footer | None:
+    def cached_footer(self, add: Add) -> Footer | None:
         """Return the footer of a split if it is in memory, else None. No request."""
         found = self._held.get((add.path, add.footerXxh3))
         return found if isinstance(found, Footer) else None

@@ -5,7 +5,7 @@ for example because there is no window, its key is missing. The rest of the meta
 belongs to Parquet. See docs/architecture/compaction.md, "Split files".
 
 The metadata contains a copy of the action, so that the file can be compared with the log. It also contains the table
-and the origin of the file (`Origin`). Therefore the log can be rebuilt from the files if the log is lost.
+and the origin of the file (`FileOrigin`). Therefore the log can be rebuilt from the files if the log is lost.
 
 The module also determines the number of rows in a row group (decision 0017). It finds the row groups with visible rows,
 and the row groups that may contain a key.
@@ -229,7 +229,7 @@ class Lineage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class FileOrigin:
     """The table of a file, according to the file's own metadata.
 
     A version after `planned_version` added the file. The exact version is not known when the file is written.
@@ -250,7 +250,7 @@ class Origin:
 APPENDED = Lineage()
 
 
-def write_origin(origin: Origin) -> dict[str, str]:
+def write_origin(origin: FileOrigin) -> dict[str, str]:
     """Return the origin as key-value metadata. `read_origin` converts the metadata back to an origin."""
     lineage = origin.lineage
     merged = lineage.merged
@@ -267,7 +267,7 @@ def write_origin(origin: Origin) -> dict[str, str]:
     return {PREFIX + name: value for name, value in entries.items() if value is not None}
 
 
-def read_origin(metadata: Mapping[str, str], where: str) -> Origin | None:
+def read_origin(metadata: Mapping[str, str], where: str) -> FileOrigin | None:
     """Return the origin in a file's metadata, or None if the release that wrote the file did not record an origin.
 
     Raises `Corrupt` with the name `where` if the record cannot be read.
@@ -275,7 +275,7 @@ def read_origin(metadata: Mapping[str, str], where: str) -> Origin | None:
     if PREFIX + "table_schema" not in metadata:
         return None
     try:
-        return Origin(
+        return FileOrigin(
             table_id=metadata[PREFIX + "table_id"],
             table_schema=metadata[PREFIX + "table_schema"],
             configuration=_texts(json_object(metadata, "configuration") or {}),
@@ -362,7 +362,7 @@ def _decoded_bytes(column: pa.ChunkedArray) -> int:
     return sum(each.nbytes + (pc.sum(each).as_py() or 0) for each in lengths)
 
 
-def shown(footer: pq.FileMetaData, deleted: BitMap) -> list[int]:
+def visible_row_groups(footer: pq.FileMetaData, deleted: BitMap) -> list[int]:
     """Return the row groups of a file with at least one row that is not deleted."""
     found, first = list[int](), 0
     for group in range(footer.num_row_groups):
@@ -373,7 +373,7 @@ def shown(footer: pq.FileMetaData, deleted: BitMap) -> list[int]:
     return found
 
 
-def stretches(groups: Sequence[int]) -> list[list[int]]:
+def consecutive_groups(groups: Sequence[int]) -> list[list[int]]:
     """Divide ascending row groups into runs of consecutive numbers."""
     found: list[list[int]] = []
     for each in groups:

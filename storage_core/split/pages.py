@@ -2,8 +2,8 @@
 
 **By row number** (`take`). Only the pages with the requested rows are decoded, column by column. The decoded pages are
 cached for later searches. A row group has sixteen pages per column. Arrow always reads a column chunk from its first
-page. Therefore Arrow gets a view of the file without the pages before the wanted page (`ShiftedFile`). The headers of
-nested columns' pages do not contain row numbers. Therefore whole row groups of nested columns are decoded. Vectors
+page. Therefore Arrow gets a view of the file without the pages before the wanted page (`PageSkippingFile`). The headers
+of nested columns' pages do not contain row numbers. Therefore whole row groups of nested columns are decoded. Vectors
 without nulls are an exception. The number of values in a page determines its number of rows.
 
 **Vectors by ranges** (`RangedVectors`). If a split is read by ranges, only the pages with the requested vectors are
@@ -78,7 +78,7 @@ def _distinct(numbers: Positions) -> list[int]:
 # A view of a Parquet file for Arrow that omits the pages before the wanted page.
 
 
-class ShiftedFile(SeekableFile):
+class PageSkippingFile(SeekableFile):
     """A view of a file that omits some pages of a column chunk.
 
     These pages follow the dictionary of the chunk. The bytes after the omitted pages follow directly after the
@@ -328,7 +328,7 @@ class _Taking:
                 place = pages.positions[int(np.searchsorted(pages.rows, start))]
                 shifts[pages.begin] = (pages.end, pages.positions[0], place - pages.positions[0])
         file = pq.ParquetFile(
-            ShiftedFile(self._data, shifts),
+            PageSkippingFile(self._data, shifts),
             metadata=self._footer.metadata,
             pre_buffer=False,
             buffer_size=_READ_BYTES,

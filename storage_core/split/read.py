@@ -42,10 +42,16 @@ from storage_core.data.rows.columns import (
 from storage_core.data.rows.sort_order import OrderColumn
 from storage_core.data.rows.vectors import is_vector, listed, require_dimensions, type_text, with_vector_types
 from storage_core.log.actions import Add
+from storage_core.split.deletion_vectors import deleted_rows, visible
 from storage_core.split.encode import has_float
 from storage_core.split.fetch import Footers, VerifiedChunks, whole_split
-from storage_core.split.hidden_rows import deleted_rows, visible
-from storage_core.split.metadata import GROUP_BYTES, Recorded, recorded_row_groups, shown, stretches
+from storage_core.split.metadata import (
+    GROUP_BYTES,
+    Recorded,
+    consecutive_groups,
+    recorded_row_groups,
+    visible_row_groups,
+)
 from storage_core.split.verification import (
     columns_of,
     corrupt_on_failure,
@@ -239,7 +245,7 @@ class OpenSplit:
         chunks = map(self._file.metadata.row_group(group).column, self._leaves(columns))
         return sum(each.total_compressed_size + decoded_bytes(each) for each in chunks)
 
-    def apart(self) -> OpenSplit:
+    def reopen(self) -> OpenSplit:
         """Return the same split with a separate file handle. Another thread may read the result."""
         own = self._source.another() if isinstance(self._source, VerifiedChunks) else self._source
         return replace(self, _source=own, _file=parquet_file(own, self.footer, sorted(self.dictionaries())))
@@ -275,7 +281,7 @@ class OpenSplit:
         Each batch comes with the row number of its first row.
         """
         chosen, first_rows = self._shown(group), self.first_rows
-        for groups in stretches(chosen) if self._chunks is None else [[each] for each in chosen]:
+        for groups in consecutive_groups(chosen) if self._chunks is None else [[each] for each in chosen]:
             if self._chunks is not None:
                 self._chunks.fetch(groups[0], range(self._file.metadata.num_columns))
             first = int(first_rows[groups[0]])
@@ -285,7 +291,7 @@ class OpenSplit:
 
     def _shown(self, first: int = 0) -> list[int]:
         """Return the row groups with a visible row, starting at row group `first`."""
-        return [each for each in shown(self._file.metadata, self.deleted) if each >= first]
+        return [each for each in visible_row_groups(self._file.metadata, self.deleted) if each >= first]
 
     def take(self, places: npt.NDArray[np.int64], columns: Collection[str] | None = None) -> pa.Table:
         """Return the rows at these ascending row numbers, including deleted rows. The columns are those of `read`.
@@ -297,7 +303,7 @@ class OpenSplit:
         groups = np.searchsorted(first_rows, places, side="right") - 1
 
         def rows_of(index: int) -> pa.Table:
-            own = self.apart() if self.is_ranged else self
+            own = self.reopen() if self.is_ranged else self
             rows = own._row_group(index, columns)  # noqa: SLF001  # of the same split
             return rows.take(pa.array(places[groups == index] - first_rows[index]))
 
@@ -436,7 +442,7 @@ def read_together(pieces: Sequence[Piece]) -> Iterator[pa.Table]:
     All pieces have the same split and the same columns. See `Piece.read`.
     """
     first = pieces[0]
-    own = first.split if first.is_alone else first.split.apart()
+    own = first.split if first.is_alone else first.split.reopen()
     return own.batches(first.columns, groups=[each.group for each in pieces])
 
 
@@ -549,7 +555,7 @@ def open_split(
         # A thread of Arrow may be the last owner of a Python object. Then the process aborts after Python has ended. So
         # threads read only buffers that Arrow owns. The calling thread reads ranges, and never reads them in advance.
         if file_path is not None:
-            footer, source = footers.held(add), mapped(add, file_path)
+            footer, source = footers.cached_footer(add), mapped(add, file_path)
         elif whole:
             source = _source(store, add, spool, footers.cached)
         elif has_checksums:
@@ -664,6 +670,8 @@ def outside(add: Add, rows: RowRange) -> BitMap:
 
 def _copy(chunks: VerifiedChunks, hidden: BitMap, file: BinaryIO) -> None:
     footer = chunks.footer
-    for group in shown(footer, hidden) or [0]:  # A split without a visible row is read as one row group without rows.
+    for group in visible_row_groups(footer, hidden) or [
+        0
+    ]:  # A split without a visible row is read as one row group without rows.
         chunks.fetch(group, range(footer.num_columns))
         chunks.write_to(file)

@@ -54,8 +54,8 @@ from storage_core.split.encode import (
 from storage_core.split.metadata import (
     APPENDED,
     Bounds,
+    FileOrigin,
     Lineage,
-    Origin,
     decoded_bytes,
     describe,
     divided,
@@ -323,8 +323,8 @@ def row_key(row: pa.Table, order: SortOrder, *, is_first: bool, longest: int = L
     return json.dumps(texts, ensure_ascii=False, separators=(",", ":"))
 
 
-def _origin(context: SplitContext, lineage: Lineage) -> Origin:
-    return Origin(
+def _origin(context: SplitContext, lineage: Lineage) -> FileOrigin:
+    return FileOrigin(
         table_id=context.table_id,
         table_schema=to_schema_string(context.schema),
         configuration=context.configuration,

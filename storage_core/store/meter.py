@@ -64,7 +64,7 @@ class RequestMeter:
         return self._bytes_written
 
     @property
-    def waves(self) -> int:
+    def round_trips(self) -> int:
         """The number of round trips. A round trip is a request that began while no other request was active.
 
         The caller has waited for the store at least this many times.

@@ -13,7 +13,7 @@ from storage_core.base.errors import InvalidInput
 from storage_core.data.rows.conform import conform
 from storage_core.data.rows.incoming import Rows, is_stream, pieces_of, read_whole, table_of
 from storage_core.data.rows.times import within_calendar
-from storage_core.data.rows.vectors import require_sound
+from storage_core.data.rows.vectors import require_valid_embeddings
 from storage_core.data.rows.windows import LateMetrics, LateRule
 from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Action, Add, read_actions, write_actions
@@ -22,7 +22,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.split.context import SplitContext, context_of
 from storage_core.split.writer import sort_and_write
 from storage_core.store.contract import ObjectStore
-from storage_core.write.late_rows import LateRowFilter, Origin
+from storage_core.write.late_rows import LateRowFilter, RowOrigin
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,14 @@ class Appended:
 def fitting(rows: Rows, schema: pa.Schema, nonzero: Collection[str] = ()) -> Iterator[pa.Table]:
     """Yield the rows, converted to exactly this schema. A stream is read piece by piece.
 
-    `nonzero` contains the embedding columns in which no embedding may be zero (`rows.vectors.require_sound`). Raises
-    `InvalidInput` for a row that does not fit. The error message contains the number of the row within its piece.
+    `nonzero` contains the embedding columns in which no embedding may be zero
+    (`rows.vectors.require_valid_embeddings`). Raises `InvalidInput` for a row that does not fit. The error message
+    contains the number of the row within its piece.
     """
     first = 0
     for piece in pieces_of(rows) if is_stream(rows) else (table_of(rows, schema),):
         try:
-            fits = require_sound(within_calendar(conform(piece, schema)), nonzero)
+            fits = require_valid_embeddings(within_calendar(conform(piece, schema)), nonzero)
         except InvalidInput as error:
             if not first:
                 raise
@@ -111,7 +112,7 @@ def write_rows(
             piece is read.
     """
     rule = LateRule.of(TableConfig.from_configuration(context.configuration))
-    late_filter = LateRowFilter(store, rule, Origin(source="append", by=ids.uuid()))
+    late_filter = LateRowFilter(store, rule, RowOrigin(source="append", by=ids.uuid()))
     adds: list[Add] = []
     rows_in = rows_out = 0
     for rows in pieces:

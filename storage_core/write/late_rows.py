@@ -33,7 +33,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class QuarantineResult:
     """An entry in quarantine: its key, and whether this call wrote it.
 
     `is_new` is False for an entry that already existed.
@@ -43,7 +43,7 @@ class Kept:
     is_new: bool
 
 
-def keep(store: ObjectStore, entry: Entry) -> Kept:
+def write_quarantine_entry(store: ObjectStore, entry: Entry) -> QuarantineResult:
     """Write an entry to the quarantine and return its key. The entry is durable when this returns. One PUT.
 
     The call is idempotent, because equal entries always have the same object. Raises `CommitUnknown` if the store did
@@ -54,7 +54,7 @@ def keep(store: ObjectStore, entry: Entry) -> Kept:
     is_new = create_derived(store, key, data, advice="write or ingest again")
     if is_new:
         _logger.info("quarantined %d of %s as %s", sum(entry.reasons.values()), entry.source, key)
-    return Kept(key, is_new)
+    return QuarantineResult(key, is_new)
 
 
 SHARED = "_landed"
@@ -95,7 +95,7 @@ class SharedEntries:
         """Write the entries that are still in memory. The entries are durable when this returns.
 
         One PUT for all lines, and one PUT for all rows of one schema. The same entries are the same objects. Raises the
-        errors of `keep`.
+        errors of `write_quarantine_entry`.
         """
         lines = [each for each in self._entries if isinstance(each, RejectedLines)]
         groups: list[list[Entry]] = [[*lines]] if lines else []
@@ -140,7 +140,7 @@ def rewrite_object(store: ObjectStore, key: str, entries: Sequence[Entry]) -> No
     if not entries or parsed is None or parsed.source is None:
         return
     if any(each.content is None for each in entries):  # an object of format 1 or 2 has one entry
-        keep(store, entries[0])
+        write_quarantine_entry(store, entries[0])
         return
     shared = SharedEntries(store, f"{REWRITTEN}.0" if parsed.source == SHARED else parsed.source)
     for each in entries:
@@ -181,7 +181,7 @@ LATE = "late"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class RowOrigin:
     """The source of rows, and the process that delivers the rows (see `QuarantinedRows`)."""
 
     source: str
@@ -222,7 +222,7 @@ class LateRowFilter:
         self,
         store: ObjectStore,
         rule: LateRule | None,
-        origin: Origin,
+        origin: RowOrigin,
         *,
         window_seconds: int | None = None,
         hold: Callable[[pa.BooleanArray, int], None] | None = None,
@@ -238,8 +238,8 @@ class LateRowFilter:
     def admit(self, rows: pa.Table, arrived_ms: Arrival) -> pa.Table:
         """Return the rows to write, in order. Rows to quarantine are durable in the quarantine when this returns.
 
-        Raises the errors of `keep`. After an error nothing may be acknowledged. A second attempt may quarantine the
-        same late rows again. No request if no row is late. Otherwise one PUT per entry.
+        Raises the errors of `write_quarantine_entry`. After an error nothing may be acknowledged. A second attempt may
+        quarantine the same late rows again. No request if no row is late. Otherwise one PUT per entry.
         """
         if self._rule is None or rows.num_rows == 0:
             return rows
@@ -287,4 +287,4 @@ class LateRowFilter:
                 arrived_ms=arrived_ms,
                 rows=part,
             )
-            self.keys.append(keep(self._store, entry).key)
+            self.keys.append(write_quarantine_entry(self._store, entry).key)

@@ -19,16 +19,16 @@ from jobs.spark.spark import Spark
 from pipelines.automation import Automation
 from pipelines.catalog import build_assets
 from pipelines.jobs import assets_of_jobs, build_jobs
+from pipelines.maintenance.sensor import PendingWorkFinder, TickLimits, build_upkeep_sensor
 from pipelines.tables import load_tables
-from pipelines.upkeep.sensor import Bounds, Upkeep, build_upkeep_sensor
 from storage_core.change.declaration_parts import AutomationDeclaration
 from storage_core.data.steps import OBSERVABLE
 
 _declared = load_tables(Path("tables").resolve())
 _tables = [each.declaration for each in _declared.tables]
 _jobs = build_jobs(_tables)
-_bounds = Bounds(hour_seconds=float(os.environ["BACKLOG_HOUR_SECONDS"]))
-_upkeep = Upkeep(_tables, assets_of_jobs(_tables), bounds=_bounds, root=_declared.root)
+_bounds = TickLimits(hour_seconds=float(os.environ["BACKLOG_HOUR_SECONDS"]))
+_upkeep = PendingWorkFinder(_tables, assets_of_jobs(_tables), bounds=_bounds, root=_declared.root)
 
 defs = Definitions(
     executor=in_process_executor,

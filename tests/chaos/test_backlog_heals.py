@@ -31,7 +31,7 @@ from dagster._grpc.server import wait_for_grpc_server
 from assets.run_tags import granted_bytes
 from pipelines.instance import home
 from storage_core.change.declaration import load
-from storage_core.compact.debt import owed
+from storage_core.compact.pending_work import find_pieces
 from storage_core.data.settings.layout import Mode
 from storage_core.table import Table
 from tests.support.scale import scaled
@@ -95,7 +95,7 @@ class Backlog:
 
     def debt(self, name: str) -> int:
         table = self._open(name)
-        return sum(owed(table.snapshot, now_ms=table.log.clock.now_ms(), mode=Mode.POLICY).first().bytes)
+        return sum(find_pieces(table.snapshot, now_ms=table.log.clock.now_ms(), mode=Mode.POLICY).first().bytes)
 
     def debts(self) -> int:
         return sum(map(self.debt, self.names))

@@ -97,7 +97,7 @@ def settle(product: Product, watch: Watch) -> None:
 def owes_nothing(product: Product) -> bool:
     """Return True if all pending steps of all tables wait for their cron schedule."""
     _, text = product.tidemark("status", "--json")
-    return all(json.loads(line)["owed"].keys() <= BY_TIME for line in text.splitlines())
+    return all(json.loads(line)["pending"].keys() <= BY_TIME for line in text.splitlines())
 
 
 def rows_of(folder: Path, table: str) -> list[tuple[object, ...]]:
@@ -139,7 +139,7 @@ def assert_all_is_green(product: Product, watch: Watch) -> None:
     code, text = product.tidemark("status", "--json")
     assert code == 0, text
     for each in map(json.loads, text.splitlines()):
-        assert each["owed"].keys() <= BY_TIME, each
+        assert each["pending"].keys() <= BY_TIME, each
         assert each["last_failure"] is None or each["last_failure"]["is_over"], each
     for table in TABLES:
         code, text = product.tidemark("fsck", table, "--deep")

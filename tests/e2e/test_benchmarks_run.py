@@ -114,8 +114,8 @@ def test_the_small_benchmark_of_bitmaps_prints_every_query_with_the_index_and_wi
         assert any(metric["name"].endswith(f"a rare value, {unit}") for metric in metrics), unit
 
 
-def test_the_small_benchmark_of_index_upkeep_prints_what_was_written_and_how_many_segments_are_left() -> None:
-    metrics = _metrics("index_upkeep")
+def test_the_small_benchmark_of_index_maintenance_prints_what_was_written_and_how_many_segments_are_left() -> None:
+    metrics = _metrics("index_maintenance")
     written, time, lance, *segments = metrics
     assert (written["unit"], time["unit"], lance["unit"]) == ("MB", "s", "s")
     assert written["value"] > 0
@@ -219,8 +219,8 @@ def test_the_small_benchmark_of_the_vector_job_kills_it_and_runs_it_again() -> N
     assert metrics["most memory of a task"]["holds"]
 
 
-def test_the_small_benchmark_of_the_catalogue_prints_each_question_of_each_database() -> None:
-    metrics = _metrics("catalogue")
+def test_the_small_benchmark_of_the_catalog_prints_each_question_of_each_database() -> None:
+    metrics = _metrics("catalog")
     for database in ("SQLite", "PostgreSQL"):
         for question in ("compaction candidates", "splits of a time", "windows to discard", "what changed"):
             assert any(each["name"].startswith(question) and each["name"].endswith(database) for each in metrics)

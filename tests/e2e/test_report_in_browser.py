@@ -197,7 +197,7 @@ def _same_as_status(table: Table, page: Page) -> None:
     with redirect_stdout(told):
         main(["status", table.uri, "--json"])
     status = json.loads(told.getvalue())
-    owed = ", ".join(f"{step} {each['count']:,} {each['unit']}" for step, each in status["owed"].items())
+    owed = ", ".join(f"{step} {each['count']:,} {each['unit']}" for step, each in status["pending"].items())
     (line,) = rows(page, "overview")
     assert (line[0], line[1], line[2], line[6]) == ("visits", status["status"], f"{status['rows']:,}", owed)
     assert owed

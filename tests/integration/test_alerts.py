@@ -27,10 +27,10 @@ from dagster import (
 from pipelines.alerts import sensors
 from pipelines.alerts.delivery import Alert, deliver
 from pipelines.alerts.receivers import AlertsDeclaration, check_url, read_alerts
-from pipelines.alerts.sensors import FAILED_RUNS, LATE_TABLES, Cursor, build_alerts, look_for_late
+from pipelines.alerts.sensors import FAILED_RUNS, LATE_TABLES, Cursor, build_alerts, check_late_tables
 from pipelines.automation import Automation
 from pipelines.cli import main
-from pipelines.status import Place
+from pipelines.status import StatusTarget
 from pipelines.tables import DeclaredTables, read_tables
 from storage_core.base.errors import InvalidInput
 from storage_core.data.formats import keys
@@ -261,10 +261,10 @@ def test_the_command_lists_receivers_and_tries_them(
     assert "receiver 1 (email): the certificate of the mail server is not signed by" in capfd.readouterr().err
 
 
-def place(name: str) -> Place:
+def place(name: str) -> StatusTarget:
     table = Table.create(f"memory://{uuid.uuid4()}", pa.schema([("n", pa.int64())]))
     table.append({"n": 1})
-    return Place(name=name, uri=table.uri, freshness_ms=HOUR_MS)
+    return StatusTarget(name=name, uri=table.uri, freshness_ms=HOUR_MS)
 
 
 def test_a_table_is_told_of_once_when_it_is_behind_unreadable_and_fresh_again() -> None:
@@ -274,7 +274,7 @@ def test_a_table_is_told_of_once_when_it_is_behind_unreadable_and_fresh_again() 
 
     def kinds() -> list[str]:
         nonlocal cursor
-        done = look_for_late([one], declared({"webhook": web.url}), Cursor.of(cursor.to_text()), clock)
+        done = check_late_tables([one], declared({"webhook": web.url}), Cursor.of(cursor.to_text()), clock)
         cursor = done.cursor
         return [each.kind for each in done.sent]
 
@@ -298,7 +298,7 @@ def test_a_table_that_rejects_too_many_rows_is_told_of_once_and_also_while_it_is
 
     def kinds() -> list[str]:
         nonlocal cursor
-        done = look_for_late([one], declared({"webhook": web.url}), Cursor.of(cursor.to_text()), clock)
+        done = check_late_tables([one], declared({"webhook": web.url}), Cursor.of(cursor.to_text()), clock)
         cursor = done.cursor
         return [each.kind for each in done.sent]
 
@@ -337,11 +337,11 @@ def test_a_table_that_rejects_too_many_rows_is_told_of_once_and_also_while_it_is
 def test_what_no_receiver_took_is_told_again() -> None:
     one = place("one")
     clock = ManualClock(Table.open(one.uri).snapshot.timestamp + 2 * HOUR_MS)
-    done = look_for_late([one], declared({"webhook": "http://127.0.0.1:9/"}), Cursor(), clock)
+    done = check_late_tables([one], declared({"webhook": "http://127.0.0.1:9/"}), Cursor(), clock)
     assert (done.sent, len(done.problems), done.cursor.said) == ((), 1, {})
     web = Web()
     with serving(web):
-        look_for_late([one], declared({"webhook": web.url}, {"webhook": "http://127.0.0.1:9/"}), done.cursor, clock)
+        check_late_tables([one], declared({"webhook": web.url}, {"webhook": "http://127.0.0.1:9/"}), done.cursor, clock)
     assert len(web.taken) == 1
 
 
@@ -353,7 +353,7 @@ def test_a_tick_looks_at_so_many_tables_and_the_next_one_goes_on(monkeypatch: py
     told = []
     with serving(web):
         for _ in range(3):
-            done = look_for_late(places, declared({"webhook": web.url}), cursor, clock)
+            done = check_late_tables(places, declared({"webhook": web.url}), cursor, clock)
             cursor = done.cursor
             told.append([each.tables[0] for each in done.sent])
     assert told == [["a", "b"], ["c"], []]

@@ -13,15 +13,15 @@ from typing import Any
 import boto3
 import pytest
 
-from jobs.due_runs import TableInputs, due_run, outlook
-from pipelines.status import ExternalLook
+from jobs.due_runs import TableInputs, due_run, plan_next_run
+from pipelines.maintenance.due_runs import IdleFingerprint
+from pipelines.status import ExternalBacklogReader
 from pipelines.tables import read_tables
-from pipelines.upkeep.wanted import Seen
 from storage_core.base.errors import InvalidInput, TidemarkError, Unavailable
 from storage_core.change.declaration import load
 from storage_core.data.rows.window_range import WindowRange
 from storage_core.log.job_run import JobReport, report_of
-from storage_core.maintain.status import Owed
+from storage_core.maintain.status import PendingWork
 from storage_core.store.contract import Overwrite
 from storage_core.store.resolve import open_store
 from storage_core.write.ingest import announcements
@@ -304,7 +304,7 @@ def test_a_run_is_due_when_messages_wait_or_a_listing_is_due(place: AnnouncedPla
         return TableInputs.of(declaration, place.clock)
 
     place.server.front.reset()
-    found = outlook("ingest", inputs())
+    found = plan_next_run("ingest", inputs())
     assert found.due is None
     assert 0 < (found.in_ms or 0) <= 3_600_000
     assert place.server.front.requests == {"GetQueueAttributes": 1}
@@ -381,7 +381,7 @@ def stopped_at(server: S3Server, folder: Path, number: int | None, *, applied: b
 
 def test_an_idle_table_is_checked_with_one_request_until_a_message_waits(place: AnnouncedPlace) -> None:
     declaration = load(str(place.declaration))
-    seen = Seen.of(TableInputs.of(declaration, place.clock))
+    seen = IdleFingerprint.of(TableInputs.of(declaration, place.clock))
     place.server.front.reset()
     for _ in range(4):  # the checks of the log and of the landing location take turns
         is_same, seen = seen.is_same(declaration)
@@ -395,8 +395,10 @@ def test_the_status_counts_the_waiting_messages_with_one_request(place: Announce
     declaration = load(str(place.declaration))
     place.announce(*place.land(1, 2))
     place.server.front.reset()
-    found = ExternalLook(Table.open(place.table_uri), declaration.landing_spec(), place.clock.now_ms()).look()
-    assert found.ingest == Owed(count=2, unit="messages")
+    found = ExternalBacklogReader(
+        Table.open(place.table_uri), declaration.landing_spec(), place.clock.now_ms()
+    ).measure()
+    assert found.ingest == PendingWork(count=2, unit="messages")
     assert place.server.front.requests == {"GetQueueAttributes": 1}
 
 

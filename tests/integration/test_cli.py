@@ -20,10 +20,10 @@ import pyarrow as pa
 import pytest
 
 from pipelines.cli import main
-from pipelines.commands import upkeep
+from pipelines.commands import maintenance
 from storage_core.base.errors import InvalidInput
 from storage_core.data.formats import keys
-from storage_core.index.catch_up import IndexDebt
+from storage_core.index.catch_up import IndexBacklog
 from storage_core.write.ingest.convert import RejectedLine, write_quarantine
 from tidemark import Table
 
@@ -195,7 +195,7 @@ def test_help_lists_each_command_once_under_the_heading_of_its_group(run: Run) -
     assert [first for first, *_ in sections] == ["", *(f"{each}:" for each in headings)]
     listed = [line.split()[0] for _, *lines in sections for line in lines]
     assert len(listed) == len({*listed})
-    assert {*listed} >= {*COMMANDS, *upkeep.COMMANDS}
+    assert {*listed} >= {*COMMANDS, *maintenance.COMMANDS}
 
 
 def test_help_loads_little_of_ours_and_no_library_but_those_that_print_it() -> None:
@@ -596,7 +596,7 @@ def test_a_query_is_analyzed_in_place_of_its_rows(events: str, run: Run) -> None
     query = "select * from t where time < '2015-05-17T11:00:00Z'"
     rows = len(run("sql", events, query, "--json").lines)
     done = run("sql", events, query, "--analyze", "--json").one["analysis"]
-    assert done.keys() == {"rows", "seconds", "requests", "bytes", "waves", "cache"}
+    assert done.keys() == {"rows", "seconds", "requests", "bytes", "round_trips", "cache"}
     assert (done["rows"], done["cache"]) == (rows, None)
     assert f"\n{rows} rows in " in run("sql", events, query, "--analyze").out
 
@@ -633,7 +633,7 @@ def test_describe_keeps_its_contract(events: str, run: Run) -> None:
         (1431860400, 2, 2),
     ]
     assert sum(each["bytes"] for each in about["windows"]) == about["bytes"]
-    assert about["indexes"][0].keys() == {"name", "kind", "recall", *IndexDebt.__dataclass_fields__} - {
+    assert about["indexes"][0].keys() == {"name", "kind", "recall", *IndexBacklog.__dataclass_fields__} - {
         "stale_segments"
     }
     assert about["regions"] == []

@@ -31,7 +31,7 @@ from jobs.spark.java import ROOT
 from jobs.spark.spark import Spark
 from storage_core.change.declaration import load
 from storage_core.data.steps import Collect, Compact, Ingest
-from storage_core.interop.delta_import import as_delta_has_it
+from storage_core.interop.delta_import import to_deltalake_location
 from storage_core.log.actions import Add
 from storage_core.log.job_run import run
 from storage_core.split.metadata import PREFIX
@@ -209,7 +209,7 @@ def test_versions_of_a_delta_table_on_s3_land_through_connect(server: str, s3: S
     lake, file = s3.uri("lake"), tmp_path / "landed.yaml"
     landing = f'{{uri: "{lake}", format: delta, changes: apply}}'
     file.write_text(f"name: landed\nuri: {s3.uri('landed')}\ncolumns: {{id: long}}\nlanding: {landing}\n")
-    place, options = as_delta_has_it(lake)
+    place, options = to_deltalake_location(lake)
     columns = deltalake.Schema([deltalake.Field("id", deltalake.schema.PrimitiveType("long"))])
     there = deltalake.DeltaTable.create(place, columns, storage_options=options)
     table = Table.declare(load(str(file)))

@@ -9,8 +9,8 @@ import pytest
 
 from storage_core.base.clock import SystemIds
 from storage_core.base.errors import CommitConflict
-from storage_core.compact.debt import window_debts
 from storage_core.compact.execute import execute
+from storage_core.compact.pending_work import group_by_window
 from storage_core.compact.planner import choose
 from storage_core.compact.work import CompactionTask
 from storage_core.data.rows.schema import to_schema_string
@@ -95,9 +95,9 @@ def test_compaction_leaves_one_split_per_window_and_the_same_rows(
 def test_after_compaction_there_is_no_debt_and_nothing_to_do(
     store: LocalStore, log: TransactionLog, ingested: Snapshot
 ) -> None:
-    assert [each.window_start for each in window_debts(choose(ingested))] == [0, 3600, 7200]
+    assert [each.window_start for each in group_by_window(choose(ingested))] == [0, 3600, 7200]
     compacted = _compact(store, log, ingested)
-    assert window_debts(choose(compacted)) == []
+    assert group_by_window(choose(compacted)) == []
     assert plan(compacted) == []
 
 
@@ -147,7 +147,7 @@ def test_late_rows_reopen_only_their_window(store: LocalStore, log: TransactionL
     late = events([{"at": 3601, "service": "late", "host": None, "count": 1, "value": 1.0}])
     adds = sort_and_write(store, late, context=context_of(compacted), ids=SystemIds(), now_ms=3)
     reopened = log.commit(compacted, adds, operation="WRITE").snapshot
-    assert [each.window_start for each in window_debts(choose(reopened))] == [3600]
+    assert [each.window_start for each in group_by_window(choose(reopened))] == [3600]
     settled = _compact(store, log, reopened)
     assert len(settled.splits) == 3
     assert settled.rows == BATCHES * 2500 + 1

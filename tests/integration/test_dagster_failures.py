@@ -13,7 +13,7 @@ from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult
 
 from assets.launcher import PipesLauncher
 from pipelines.catalog import build_definitions
-from pipelines.failed import last_failures_in, said_by
+from pipelines.last_failures import last_failures_in, said_by
 from pipelines.tables import read_tables
 from tidemark import Table
 

@@ -30,9 +30,9 @@ from dagster._core.utils import make_new_run_id
 
 from assets.run_tags import PROCESS
 from pipelines.automation import Automation
-from pipelines.failed import said_by
 from pipelines.housekeeping import DEAD_RUNS, build_housekeeping, build_purge_job
-from pipelines.runs import AtWork
+from pipelines.last_failures import said_by
+from pipelines.runs import ActiveRuns
 from storage_core.base.process import holder_of
 
 pytestmark = [pytest.mark.dagster, pytest.mark.parametrize("history", ["sqlite", "postgresql"], indirect=True)]
@@ -122,7 +122,7 @@ def test_the_runs_of_a_killed_process_are_ended_and_no_others(instance: DagsterI
         with build_sensor_context(instance=instance, repository_def=repository, sensor_name=DEAD_RUNS) as context:
             return sensor.evaluate_tick(context).skip_message
 
-    at_work = AtWork.of(instance, {}, now_ms=round(time.time() * 1000))
+    at_work = ActiveRuns.of(instance, {}, now_ms=round(time.time() * 1000))
     assert lost in {each.run_id for each in at_work.working}, "nothing is asked for beside the retry that will come"
     assert tick() == f"1 dead run ended: {lost}"
     (failure,) = instance.all_logs(lost, of_type=DagsterEventType.RUN_FAILURE)

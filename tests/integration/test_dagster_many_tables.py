@@ -29,14 +29,14 @@ from jobs.spark.spark import Spark
 from pipelines.automation import UPKEEP_SENSOR, Automation
 from pipelines.catalog import build_definitions
 from pipelines.jobs import assets_of_jobs
-from pipelines.runs import AtWork
+from pipelines.maintenance.due_runs import MOST_TABLES, SMALL_BYTES
+from pipelines.maintenance.sensor import PendingWorkFinder, TickLimits
+from pipelines.runs import ActiveRuns
 from pipelines.schedules import CHECKED_AT_ONCE, build_schedules
 from pipelines.tables import read_tables
-from pipelines.upkeep.sensor import Bounds, Upkeep
-from pipelines.upkeep.wanted import MOST_TABLES, SMALL_BYTES
 from storage_core.base.clock import SystemClock
 from storage_core.change.declaration import TableDeclaration, load
-from storage_core.compact.debt import owed
+from storage_core.compact.pending_work import find_pieces
 from storage_core.data.settings.layout import Mode
 from storage_core.store.local import LocalStore
 from tests.support.many_tables import declare_tables, land_line
@@ -89,14 +89,14 @@ class Ticks:
         self,
         instance: DagsterInstance,
         tables: list[TableDeclaration],
-        bounds: Bounds | None = None,
+        bounds: TickLimits | None = None,
         root: Path | None = None,
     ) -> None:
         self.clock = Hurried()
         self.requests: list[RunRequest] = []
         self.said = ""
         self._instance = instance
-        self._upkeep = Upkeep(tables, assets_of_jobs(tables), self.clock, bounds, root=root)
+        self._upkeep = PendingWorkFinder(tables, assets_of_jobs(tables), self.clock, bounds, root=root)
         self._cursor: str | None = None
 
     def tick(self) -> list[str]:
@@ -177,12 +177,12 @@ def test_a_tick_is_bounded_and_the_next_goes_on_with_the_tables_after_it(
     landed = [each for each in tables if each.landing]
     for each in landed:
         land_line(each)
-    few = Ticks(instance, tables, Bounds(requests=8))
+    few = Ticks(instance, tables, TickLimits(requests=8))
     first, second = few.tick(), few.tick()
     assert 0 < len(first) < len(landed)
     assert second
     assert set(first).isdisjoint(second)
-    queue = Ticks(instance, tables, Bounds(waiting=3, tables=2))
+    queue = Ticks(instance, tables, TickLimits(waiting=3, tables=2))
     assert [len(asked(each)) for each in queue.runs()] == [2, 2, 2]
 
 
@@ -256,7 +256,7 @@ def test_budgets_hold_for_a_code_server_that_starts_anew_and_what_waits_is_said(
             table.append([{"timestamp": datetime(2026, 2, 1, tzinfo=UTC), "status": number, "message": "m"}])
     debts = {
         each.name: sum(
-            owed(Table.open(each.uri).snapshot, now_ms=SystemClock().now_ms(), mode=Mode.POLICY).first().bytes
+            find_pieces(Table.open(each.uri).snapshot, now_ms=SystemClock().now_ms(), mode=Mode.POLICY).first().bytes
         )
         for each in tables
     }
@@ -351,7 +351,7 @@ def test_of_many_tables_in_one_run_one_fails_with_one_line_and_only_that_one_res
 def resting(
     instance: DagsterInstance, tables: Sequence[TableDeclaration] = (), later_ms: int = 0
 ) -> frozenset[AssetKey]:
-    at_work = AtWork.of(instance, assets_of_jobs(tables), now_ms=SystemClock().now_ms() + later_ms)
+    at_work = ActiveRuns.of(instance, assets_of_jobs(tables), now_ms=SystemClock().now_ms() + later_ms)
     assert not at_work.busy
     return at_work.resting
 

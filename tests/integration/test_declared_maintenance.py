@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pipelines.cli import main
-from pipelines.commands.upkeep import COMMANDS
+from pipelines.commands.maintenance import COMMANDS
 from storage_core.data.steps import OTHER_STEPS, TABLE_STEPS, TableOptions
 from storage_core.table import Table
 

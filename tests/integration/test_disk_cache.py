@@ -20,7 +20,7 @@ import pytest
 from pipelines.cli import main
 from storage_core.base.clock import SystemClock, SystemIds
 from storage_core.data.formats.keys import parse
-from storage_core.split import hidden_rows
+from storage_core.split import deletion_vectors
 from tests.support.clock import ManualClock
 from tests.support.keyed_table import KeyedTable
 from tests.support.s3_server import S3Server
@@ -159,7 +159,7 @@ def test_a_lookup_of_the_next_process_fetches_nothing_that_a_manifest_vouches_fo
         assert opened.scan(["id"], consistency="committed").to_arrow().num_rows == 999
         return requested(s3_server, uri)
 
-    monkeypatch.setattr(hidden_rows, "INLINE_BYTES", 0)
+    monkeypatch.setattr(deletion_vectors, "INLINE_BYTES", 0)
     monkeypatch.setattr("storage_core.write.region.manifest.COPIED_BYTES", 0)  # disable copies of filters
     flush([*range(0, 2_000, 2)])
     keyed.merge()

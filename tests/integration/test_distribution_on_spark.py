@@ -49,7 +49,7 @@ def declare(root: Path, tables: list[str]) -> Distribute:
             f"name: {name}\nuri: warehouse/{name}\ncolumns:\n  n: long!\n  text: string\n{key}"
         )
     (root / "raw_logs" / "all.yaml").write_text("name: all\nstores: [raw]\n")
-    return read_raw_logs(root / "tables").named("all").options(Distribute)
+    return read_raw_logs(root / "tables").find("all").options(Distribute)
 
 
 def produce(root: Path, tables: list[str], *, seed: int = 1) -> int:

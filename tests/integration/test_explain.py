@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from storage_core.base.errors import Corrupt, InvalidInput, SnapshotExpired
-from storage_core.split import hidden_rows, metadata
+from storage_core.split import deletion_vectors, metadata
 from storage_core.store.contract import Overwrite
 from tests.support.deleted_rows import delete_where
 from tests.support.keyed_table import KeyedTable
@@ -109,7 +109,7 @@ def test_a_scan_is_explained_like_a_query(table: Table) -> None:
         assert plan.analysis is not None
         assert plan.analysis.rows == rows
         assert (plan.analysis.requests["get"], plan.analysis.bytes) == (plan.requests, plan.read_bytes)
-        assert 0 < plan.analysis.waves <= plan.requests
+        assert 0 < plan.analysis.round_trips <= plan.requests
         assert " round trip" in str(plan)
         assert plan.analysis.cache is None
 
@@ -119,14 +119,14 @@ def test_on_a_local_disk_the_engine_reads_the_files_without_a_request(tmp_path: 
     plan = table.explain("select sum(c3) from t where n between 1100 and 1200", analyze=True)
     assert (plan["t"].row_groups, plan.requests, plan["t"].whole_splits) == (1, 0, 0)
     assert plan.analysis is not None
-    assert (plan.analysis.rows, plan.analysis.waves, plan.analysis.bytes) == (1, 0, 0)
+    assert (plan.analysis.rows, plan.analysis.round_trips, plan.analysis.bytes) == (1, 0, 0)
     assert 0 < plan.read_bytes < 0.1 * table.snapshot.bytes
 
 
 def test_stored_deletion_vectors_are_requests_on_a_local_disk_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hidden_rows, "INLINE_BYTES", 0)
+    monkeypatch.setattr(deletion_vectors, "INLINE_BYTES", 0)
     for uri, requests in ((str(tmp_path / "t"), 1), (f"memory://{uuid4()}", 3)):
         made = filled(uri)
         delete_where(made.log, lambda row: row["n"] % 7 == 0)
@@ -139,7 +139,7 @@ def test_stored_deletion_vectors_are_requests_on_a_local_disk_too(
 def test_a_table_that_stays_open_has_the_deletion_vectors_of_local_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hidden_rows, "INLINE_BYTES", 0)
+    monkeypatch.setattr(deletion_vectors, "INLINE_BYTES", 0)
     table = filled(str(tmp_path / "t"))
     for rest in (0, 1):
         delete_where(table.log, partial(_has_rest, rest))
@@ -162,7 +162,7 @@ def test_a_stored_deletion_vector_is_one_request_at_every_level_of_consistency(
 ) -> None:
     planned, made = list[int](), list[int]()
     for inline_bytes in (2**20, 0):
-        monkeypatch.setattr(hidden_rows, "INLINE_BYTES", inline_bytes)
+        monkeypatch.setattr(deletion_vectors, "INLINE_BYTES", inline_bytes)
         rows = wide().select(["n", "c0"])
         schema = pa.schema([pa.field("n", pa.int64(), nullable=False), rows.schema.field("c0")])
         table = Table.create(f"memory://{uuid4()}", schema, primary_key="n")

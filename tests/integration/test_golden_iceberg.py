@@ -6,7 +6,7 @@ import zipfile
 
 from storage_core.data.formats.keys import parse
 from storage_core.data.formats.kinds import KeyKind
-from storage_core.log.published import newest_metadata
+from storage_core.log.mirror_metadata import newest_metadata
 from storage_core.maintain.roots import Published, published_in_iceberg
 from storage_core.store.contract import Overwrite
 from storage_core.store.memory import MemoryStore

@@ -15,7 +15,7 @@ from storage_core.data.formats.key_hashes import key_hashes
 from storage_core.data.formats.keys import parse
 from storage_core.data.formats.kinds import OF_TABLES, KeyKind
 from storage_core.data.settings.layout import BY_HAND_SPEC
-from storage_core.index.parts import KeyReading, index_of
+from storage_core.index.segment_reader import KeyReading, index_of
 from storage_core.log.codec import decode_version, encode_version
 from storage_core.log.log import TransactionLog
 from storage_core.split.read import read_split

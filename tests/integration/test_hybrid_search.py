@@ -22,7 +22,7 @@ from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.answers import HeldRows
 from storage_core.read.row_filter import RowFilter
-from storage_core.read.unmerged import Overlay
+from storage_core.read.unmerged_records import Overlay
 from storage_core.store.contract import ObjectStore
 from storage_core.table import Table
 from tests.support.brute_fusion import by_prefixes, by_vector, fused
@@ -257,13 +257,13 @@ def test_a_filter_is_asked_of_each_row_once_and_not_again_by_the_next_search(
 def test_what_is_hidden_is_looked_up_once_for_all_indexes(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     delete_where(table.log, lambda row: row["id"] % 4 == 0)
     looked_up: list[str] = []
-    deleted = Overlay.deleted
+    deleted = Overlay.hidden_rows
 
     def counted(self: Overlay, store: ObjectStore, snapshot: Snapshot, split: Add) -> BitMap:
         looked_up.append(split.path)
         return deleted(self, store, snapshot, split)
 
-    monkeypatch.setattr(Overlay, "deleted", counted)
+    monkeypatch.setattr(Overlay, "hidden_rows", counted)
     assert table.refresh().search("ti*", vector=ORIGIN, limit=40).num_rows == 22
     assert sorted(looked_up) == sorted(table.snapshot.splits)
 

@@ -13,7 +13,7 @@ from dagster import AssetCheckResult
 from assets.checks import INDEX_COVERS_ALL, INDEX_METADATA, RECALL, build_table_checks, index_metadata
 from storage_core.change.declaration import TableDeclaration, load
 from storage_core.index import segment_merge
-from storage_core.index.catch_up import debt
+from storage_core.index.catch_up import measure_backlog
 from storage_core.index.catch_up import plan as catch_up_plan
 from storage_core.read.search.vectors import Recall
 from storage_core.store.local import LocalStore
@@ -38,11 +38,11 @@ def filled(*counts: int) -> IndexedTable:
 
 def test_rows_without_a_segment_are_counted_with_their_bytes() -> None:
     table = filled(10, 20)
-    found = debt(table.snapshot, "text")
+    found = measure_backlog(table.snapshot, "text")
     assert (found.uncovered_splits, found.uncovered_rows, found.watermark) == (2, 30, 0)
     assert found.uncovered_bytes == sum(add.size for add in table.snapshot.splits.values())
     table.catch_up()
-    found = debt(table.snapshot, "text")
+    found = measure_backlog(table.snapshot, "text")
     assert (found.uncovered_rows, found.uncovered_bytes, found.segments) == (0, 0, 2)
     assert found.watermark == table.snapshot.version
     assert found.imbalance is None
@@ -54,7 +54,7 @@ def test_of_a_split_that_is_covered_in_part_the_rows_count_that_are_not() -> Non
     table.append([(0, "x", "tide")] * 40)
     head = table.compact()
     (split,) = head.splits.values()
-    found = debt(head, "text")
+    found = measure_backlog(head, "text")
     assert (found.uncovered_rows, found.uncovered_bytes) == (40, round(split.size / 2))
     assert (found.covered_splits, found.translation_depth) == (0, 1)
 
@@ -62,15 +62,15 @@ def test_of_a_split_that_is_covered_in_part_the_rows_count_that_are_not() -> Non
 def test_dead_rows_moves_and_segments_that_wait_for_a_merge_are_told() -> None:
     table = filled(*[10] * segment_merge.FACTOR)
     table.catch_up()
-    assert debt(table.snapshot, "tags").merges_due == segment_merge.FACTOR
+    assert measure_backlog(table.snapshot, "tags").merges_due == segment_merge.FACTOR
     table.delete({path: [0] for path in table.snapshot.splits})
     table.compact()
     table.compact_alone()
-    found = debt(table.snapshot, "tags")
+    found = measure_backlog(table.snapshot, "tags")
     assert found.dead_share == pytest.approx(0.1)
     assert found.translation_depth == 2
     table.catch_up()
-    found = debt(table.snapshot, "tags")
+    found = measure_backlog(table.snapshot, "tags")
     assert (found.segments, found.merges_due, found.dead_share, found.translation_depth) == (1, 0, 0.0, 0)
 
 
@@ -99,7 +99,7 @@ def verdict(declaration: TableDeclaration, name: str) -> AssetCheckResult:
 
 def test_dagster_shows_what_an_index_owes_as_numbers(declaration: TableDeclaration) -> None:
     table = near_table(declaration)
-    shown = index_metadata(debt(table.snapshot, "near"))
+    shown = index_metadata(measure_backlog(table.snapshot, "near"))
     assert shown.keys() == INDEX_METADATA
     assert shown["index_uncovered_rows"].value == 0
     assert shown["index_imbalance"].value == 1.0

@@ -29,8 +29,8 @@ from storage_core.data.rows.schema import to_schema_string
 from storage_core.data.settings.index import IndexDefinition
 from storage_core.data.settings.table import TableConfig
 from storage_core.index import catch_up, fulltext, segments
-from storage_core.index.catch_up import CatchUpWork, debt
-from storage_core.index.places import SegmentCache, open_cache
+from storage_core.index.catch_up import CatchUpWork, measure_backlog
+from storage_core.index.row_positions import SegmentCache, open_cache
 from storage_core.index.text_files import compose
 from storage_core.log.actions import Action, IndexSegment, Metadata, Remove
 from storage_core.log.log import TransactionLog
@@ -409,10 +409,10 @@ def test_segments_of_early_releases_lack_long_words_so_they_are_a_debt_and_built
         assert table.lines(f"pull -{sha}", "text") == table.lines(f"NOT ({sha} OR हिन्*)", "text") == [1]
 
     judge()
-    assert debt(table.snapshot, "text").uncovered_rows == len(texts)
+    assert measure_backlog(table.snapshot, "text").uncovered_rows == len(texts)
     assert catch_up.watermark(table.snapshot, "text") == 0
     table.catch_up("text")
-    assert debt(table.snapshot, "text").uncovered_rows == 0
+    assert measure_backlog(table.snapshot, "text").uncovered_rows == 0
     assert not {each.path for each in early} & table.snapshot.segments.keys()
     judge()
 

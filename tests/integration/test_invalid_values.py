@@ -16,7 +16,7 @@ import tidemark as tm
 from pipelines.cli import main
 from storage_core.base.clock import SystemClock
 from storage_core.base.errors import InvalidInput
-from storage_core.interop.union import as_held
+from storage_core.interop.column_union import as_held
 from storage_core.maintain.audit import audit
 from storage_core.maintain.check import fsck
 from storage_core.maintain.findings import Kind, Severity

@@ -16,8 +16,8 @@ import pytest
 
 from storage_core.base.errors import Corrupt, SnapshotExpired
 from storage_core.index.text_files import Searcher, open_searcher
-from storage_core.read.search import kept
-from storage_core.read.search.kept import Kept, Searchers
+from storage_core.read.search import search_cache
+from storage_core.read.search.search_cache import SearchCache, Searchers
 from storage_core.store.contract import Overwrite
 from storage_core.store.pieces import KeptValues
 from tests.support import upkeep
@@ -66,7 +66,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         noted.append(len(directories))
         return open_searcher(directories, *rest)
 
-    monkeypatch.setattr(kept, "open_searcher", noting)
+    monkeypatch.setattr(search_cache, "open_searcher", noting)
     return noted
 
 
@@ -80,7 +80,7 @@ def fresh(table: Table, **wanted: Any) -> list[dict[str, Any]]:
 
 
 def bounded(table: Table, kept_bytes: int) -> Table:
-    table._kept = Kept(searchers=Searchers(kept_bytes), values=KeptValues(kept_bytes))
+    table._kept = SearchCache(searchers=Searchers(kept_bytes), values=KeptValues(kept_bytes))
     return table
 
 

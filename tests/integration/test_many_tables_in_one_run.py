@@ -42,12 +42,12 @@ from assets.steps import partitions_of, span_of
 from jobs.command import to_arguments
 from pipelines.alerts.sensors import failure_alert
 from pipelines.catalog import build_definitions
-from pipelines.failed import last_failures_in, said_by
 from pipelines.jobs import assets_of_jobs
-from pipelines.runs import AtWork, assets_of
+from pipelines.last_failures import last_failures_in, said_by
+from pipelines.maintenance.due_runs import DeclaredNow
+from pipelines.maintenance.sensor import PendingWorkFinder
+from pipelines.runs import ActiveRuns, assets_of
 from pipelines.tables import read_tables
-from pipelines.upkeep.sensor import Upkeep
-from pipelines.upkeep.wanted import DeclaredNow
 from storage_core.base.clock import SystemClock
 from storage_core.change.declaration import TableDeclaration
 from storage_core.data.steps import Checkpoint
@@ -98,7 +98,7 @@ def compactions(
 ) -> list[RunRequest]:
     """Return the run requests of a tick."""
     with build_sensor_context(instance) as context:
-        found = Upkeep(tables, assets_of_jobs(tables), declared_now=now).tick(context).run_requests or []
+        found = PendingWorkFinder(tables, assets_of_jobs(tables), declared_now=now).tick(context).run_requests or []
     return [each for each in found if each.job_name == "compact"]
 
 
@@ -219,7 +219,7 @@ def test_a_job_that_is_killed_each_time_fails_its_own_step_and_the_others_go_on_
     processes, sessions = started(instance, run)
     assert (processes, sessions <= 1) == (len(killed), True)
     assert len(killed) == 1 + MOST_DEATHS
-    at_work = AtWork.of(instance, assets_of_jobs(tables), now_ms=SystemClock().now_ms())
+    at_work = ActiveRuns.of(instance, assets_of_jobs(tables), now_ms=SystemClock().now_ms())
     assert not at_work.busy
     assert at_work.resting == {AssetKey(["t001", "compacted"])}
 
@@ -337,7 +337,7 @@ def test_a_file_that_is_changed_or_gone_while_a_code_server_runs_holds_back_no_o
     assert sorted(tables_of(requests), key=len) == [{names[3]}, {names[0], names[4]}]
     assert [execute(instance, each).status for each in requests] == [DagsterRunStatus.SUCCESS] * 2
     with build_sensor_context(instance) as context:
-        said = Upkeep(tables[1:3], {}, declared_now=now).tick(context).skip_reason
+        said = PendingWorkFinder(tables[1:3], {}, declared_now=now).tick(context).skip_reason
     why = "no valid file declares the table any more. Correct the file, or reload the definitions"
     assert said is not None
     assert str(said.skip_message).endswith(f"; {names[1]}, {names[2]}: {why}")

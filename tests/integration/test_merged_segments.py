@@ -21,9 +21,9 @@ from storage_core.change.declaration import TableDeclaration, load
 from storage_core.data.rows.vectors import vector_type
 from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import catch_up, segment_merge, segments, vector
-from storage_core.index.catch_up import debt
+from storage_core.index.catch_up import measure_backlog
 from storage_core.index.segment_merge import MergedSegments, SegmentMerge
-from storage_core.index.segments import coverage
+from storage_core.index.segments import compute_coverage
 from storage_core.index.vector import segment as training
 from storage_core.log.actions import IndexSegment
 from storage_core.log.coverage import GONE
@@ -170,7 +170,7 @@ def test_interleaved_coverage_does_not_make_merges_a_no_op() -> None:
         table.catch_up()
     head = table.snapshot
     assert watermarks(head) == dict.fromkeys(("text", "tags"), head.version)
-    assert all(len(coverage(head, each).segments) < segment_merge.FACTOR for each in (TEXT, TAGS))
+    assert all(len(compute_coverage(head, each).segments) < segment_merge.FACTOR for each in (TEXT, TAGS))
     table.require_exact(head)
     require_as_built_anew(table)
 
@@ -198,7 +198,7 @@ def test_a_new_delta_deletes_no_old_one() -> None:
     table.commit_index(replace(other, merged=()))
     before = answers(table, table.snapshot)
     table.commit_index(merge)
-    assert len(coverage(table.snapshot, TEXT).segments) == 2
+    assert len(compute_coverage(table.snapshot, TEXT).segments) == 2
     require_same(table, before, table.snapshot)
 
 
@@ -266,7 +266,7 @@ def test_a_merge_of_segments_and_a_compaction_of_their_splits_both_commit(merge_
     head = table.snapshot
     assert watermarks(head) == dict.fromkeys(("text", "tags"), head.version)
     require_same(table, before, head)
-    assert len(coverage(head, TEXT).segments) == 1
+    assert len(compute_coverage(head, TEXT).segments) == 1
 
 
 def test_older_versions_and_restored_ones_have_their_segments() -> None:
@@ -475,7 +475,7 @@ def test_merge_segments_merges_what_is_small_and_builds_nothing(
     assert (report["status"], report["rows_in"], report["splits_in"]) == ("committed", 0, 0)
     assert report["details"]["segments_merged"] == {"text": count}
     (segment,) = table.refresh().snapshot.segments.values()
-    assert (segment.numRecords, debt(table.snapshot, "text").uncovered_splits) == (count, 1)
+    assert (segment.numRecords, measure_backlog(table.snapshot, "text").uncovered_splits) == (count, 1)
     assert table.search("tide", limit=100).to_arrow().equals(before.to_arrow())
     assert merged()["status"] == "nothing_to_do"
 

@@ -10,7 +10,7 @@ from jobs.command import from_arguments, to_arguments
 from pipelines.tables import read_raw_logs
 from storage_core.base.errors import InvalidInput
 from storage_core.data.steps import Distribute
-from storage_core.raw_log_steps import give_up_to
+from storage_core.raw_log_steps import parse_give_up
 
 
 def test_a_request_travels_as_arguments() -> None:
@@ -24,9 +24,9 @@ def test_a_request_travels_as_arguments() -> None:
         master="local[1]",
     )
     assert from_arguments("distribute", to_arguments(request)) == request
-    assert give_up_to(request.skip_gaps) == {"w": 3}
+    assert parse_give_up(request.skip_gaps) == {"w": 3}
     with pytest.raises(InvalidInput, match="WRITER:LAST"):
-        give_up_to(["w"])
+        parse_give_up(["w"])
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,6 @@ def test_a_declaration_of_a_raw_log_is_refused_with_file_line_and_field(
     (tmp_path / "raw_logs").mkdir()
     (tmp_path / "raw_logs" / "all.yaml").write_text(text)
     with pytest.raises(InvalidInput) as refused:
-        read_raw_logs(tmp_path / "tables").named("all")
+        read_raw_logs(tmp_path / "tables").find("all")
     assert message in str(refused.value)
     assert "all.yaml:" in str(refused.value)

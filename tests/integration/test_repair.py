@@ -27,7 +27,7 @@ from storage_core.maintain.findings import Kind
 from storage_core.maintain.history import RENUMBERED_UP_TO, restore
 from storage_core.maintain.log_check import check_log
 from storage_core.maintain.repair import Outcome, repair
-from storage_core.maintain.walk import list_table
+from storage_core.maintain.table_objects import list_table
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
 from storage_core.split.writer import sort_and_write

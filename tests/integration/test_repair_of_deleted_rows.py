@@ -9,7 +9,7 @@ from storage_core.data.formats.kinds import KeyKind
 from storage_core.maintain.check import fsck
 from storage_core.maintain.findings import Kind
 from storage_core.maintain.repair import Outcome, repair
-from storage_core.split.hidden_rows import INLINE_BYTES
+from storage_core.split.deletion_vectors import INLINE_BYTES
 from storage_core.store.contract import ObjectStore, Overwrite
 from storage_core.store.memory import MemoryStore
 from storage_core.write.region import merge

@@ -15,7 +15,7 @@ import pytest
 from pyroaring import BitMap
 
 from storage_core.base.errors import InvalidInput
-from storage_core.read.unmerged import LEAST_RATIO, LoggedRows, LogRuns
+from storage_core.read.unmerged_records import LEAST_RATIO, LoggedRows, LogRuns
 from storage_core.write.region.records import WriterOptions
 from storage_core.write.region.router import TableWriter
 from tests.support import upkeep

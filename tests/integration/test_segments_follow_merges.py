@@ -15,13 +15,13 @@ from storage_core.data.formats.bundle import TranslationMap
 from storage_core.data.settings.index import IndexDefinition
 from storage_core.data.settings.table import TableConfig
 from storage_core.index import catch_up
-from storage_core.index.segments import coverage
+from storage_core.index.segments import compute_coverage
 from storage_core.log.snapshot import Snapshot
 from storage_core.maintain.check import fsck
 from storage_core.maintain.collect import collect
 from storage_core.store.memory import MemoryStore
 from storage_core.store.meter import MeteredStore
-from storage_core.write.region import generation_write, merge, unmerged
+from storage_core.write.region import captured_regions, generation_write, merge
 from storage_core.write.region.records import WriterOptions
 from tests.support.clock import ManualClock
 from tests.support.keyed_table import KeyedTable
@@ -125,7 +125,7 @@ def test_rows_that_a_merge_made_anew_are_indexed_and_no_others() -> None:
         writer.flush()
     table.merge()
     head = table.snapshot
-    assert coverage(head, TEXT).missing
+    assert compute_coverage(head, TEXT).missing
     require_exact(table, head)
     assert built_by_catch_ups(table) == 2 * 5
     require_exact(table, table.snapshot)
@@ -255,7 +255,7 @@ def test_of_rows_of_a_generation_that_newer_records_change_only_the_newer_are_fo
         writer.delete([str(row(number)["id"]) for number in range(10, 15)])
         writer.patch([{"id": row(number)["id"], "text": "word8"} for number in range(15, 20)])
     head, rows = table.snapshot, table.rows().values()
-    waiting = unmerged.capture(table.store, head, include_wal=True).parts(head)
+    waiting = captured_regions.capture(table.store, head, include_wal=True).parts(head)
     assert len(rows) == 95
     for index, query, column in (
         *(("text", f"word{number}", "text") for number in range(10)),
@@ -275,7 +275,7 @@ def test_a_segment_in_another_order_than_that_of_the_table_is_neither_searched_n
     )
     put(table, range(100, 150))
     head = table.snapshot
-    waiting = unmerged.capture(table.store, head, include_wal=True).parts(head)
+    waiting = captured_regions.capture(table.store, head, include_wal=True).parts(head)
     found = search(table.store, head, 2, index="numbers", limit=1_000, unmerged=waiting).column("n").to_pylist()
     assert found == [2] * 50
     table.merge()

@@ -19,8 +19,8 @@ from storage_core.data.formats.keys import parse
 from storage_core.data.formats.kinds import KeyKind
 from storage_core.data.settings.table import TableConfig
 from storage_core.index import catch_up
-from storage_core.index.places import load_map
-from storage_core.index.segments import MOST_MOVES, coverage
+from storage_core.index.row_positions import load_map
+from storage_core.index.segments import MOST_MOVES, compute_coverage
 from storage_core.log.actions import TRANSLATIONS_FEATURE, RemoveIndexSegment, RemoveTranslation, Translation
 from storage_core.log.snapshot import Snapshot
 from storage_core.maintain.check import fsck
@@ -162,7 +162,7 @@ def test_a_catch_up_of_a_split_that_was_compacted_meanwhile_commits_and_counts()
     table.compact()
     after = table.commit_index(late)
     assert watermarks(after)["text"] == after.version
-    assert not coverage(after, TEXT).missing
+    assert not compute_coverage(after, TEXT).missing
     table.require_exact(after)
 
 
@@ -170,7 +170,7 @@ def test_only_the_rows_that_no_segment_answers_for_are_indexed() -> None:
     table = caught_up(splits=2)
     table.append([(0, "x", "ebb") for _ in range(7)])
     head = table.compact()
-    assert coverage(head, TEXT).answers.keys() == set(head.splits)
+    assert compute_coverage(head, TEXT).answers.keys() == set(head.splits)
     assert covered(head, index="text")["scanned"] == sorted(head.splits)
     table.require_exact(head)
     assert watermarks(head)["text"] < head.version
@@ -372,7 +372,7 @@ def test_a_compaction_does_not_store_a_translation_that_is_off_by_one(
     head = table.compact()
     assert head.translations == {}
     assert "no translation of" in caplog.text
-    assert coverage(head, TAGS).missing
+    assert compute_coverage(head, TAGS).missing
     table.require_exact(head)
 
 

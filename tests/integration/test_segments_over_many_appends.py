@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from storage_core.index.segment_merge import FACTOR
-from storage_core.index.segments import coverage
+from storage_core.index.segments import compute_coverage
 from storage_core.log.coverage import OUTLIVED_MOVES
-from storage_core.split.hidden_rows import removal
+from storage_core.split.deletion_vectors import removal
 from tests.support.indexed_table import TAG_VALUES, TAGS, TEXT, IndexedTable
 from tests.support.searching import search
 
@@ -26,7 +26,7 @@ def test_a_search_asks_a_bounded_number_of_segments_over_a_hundred_appends() -> 
             0,
             *range(FACTOR, 2 * FACTOR + 1),
         )
-        most = max(most, len(coverage(table.snapshot, TEXT).segments))
+        most = max(most, len(compute_coverage(table.snapshot, TEXT).segments))
         if number % 20 == 19:
             table.compact()
     assert most <= 2 * FACTOR
@@ -63,7 +63,7 @@ def test_a_translation_stays_while_a_segment_is_behind_it() -> None:
     for _ in range(2 * OUTLIVED_MOVES):
         table.compact_alone()
     assert len(table.snapshot.translations) == 2 * OUTLIVED_MOVES
-    assert not coverage(table.snapshot, TAGS).missing
+    assert not compute_coverage(table.snapshot, TAGS).missing
     table.require_exact(table.snapshot)
 
 

@@ -11,18 +11,18 @@ import pytest
 
 from jobs.spark.spark import Spark
 from pipelines.commands.overview import record_of
-from pipelines.status import Place, held_back, look_at_all, metrics_text
+from pipelines.status import StatusTarget, collect_all_statuses, held_back, metrics_text
 from storage_core.base.clock import SystemIds
 from storage_core.base.errors import CommitConflict, InvalidInput
 from storage_core.change.declaration import load
-from storage_core.compact.debt import Task
 from storage_core.compact.execute import execute
+from storage_core.compact.pending_work import Task
 from storage_core.data.rows.window_range import EVERY_WINDOW, WindowRange
 from storage_core.data.settings.layout import Mode
 from storage_core.data.steps import Compact
 from storage_core.log.job_run import JobReport, run
 from storage_core.maintain.audit import audit
-from storage_core.maintain.status import Owed
+from storage_core.maintain.status import PendingWork
 from storage_core.split.read import read_split
 from storage_core.table import Table
 from tests.support.merge_plan import plan
@@ -166,18 +166,18 @@ def test_an_owed_resort_is_in_the_status_and_no_sensor_is_missed_for_it(tmp_path
     size = sum(add.size for add in table.refresh().snapshot.splits.values())
     declare(tmp_path, "host|service|timestamp/V2")
     declaration = load(tmp_path / "logs.yaml")
-    found = list(look_at_all([Place.of(declaration)]))
+    found = list(collect_all_statuses([StatusTarget.of(declaration)]))
     [looked] = found
     assert looked.status is not None
-    assert looked.status.owed == {"resort": Owed(count=1, unit="windows", bytes=size)}
-    assert record_of(looked, None)["owed"] == {"resort": {"count": 1, "unit": "windows", "bytes": size}}
+    assert looked.status.pending == {"resort": PendingWork(count=1, unit="windows", bytes=size)}
+    assert record_of(looked, None)["pending"] == {"resort": {"count": 1, "unit": "windows", "bytes": size}}
     assert 'tidemark_owed{table="logs",step="resort",unit="windows"} 1' in metrics_text(found, {})
     assert held_back(found, [declaration], tmp_path, now_ms=0) == {}
 
     assert resort(table.refresh()).status == "committed"
-    [looked] = look_at_all([Place.of(declaration)])
+    [looked] = collect_all_statuses([StatusTarget.of(declaration)])
     assert looked.status is not None
-    assert looked.status.owed == {}
+    assert looked.status.pending == {}
 
 
 def described(table: Table) -> list[dict[str, Any]]:

@@ -28,12 +28,12 @@ from storage_core.engine.sandbox.result import Result
 from storage_core.engine.session import session
 from storage_core.log.actions import Add
 from storage_core.read import sql
+from storage_core.read.duckdb_view import Source, answer
 from storage_core.read.fetching import FetchPlan
 from storage_core.read.predicate import Filter, Opaque
 from storage_core.read.scan import Scan
-from storage_core.read.source import Source, answer
 from storage_core.read.table_read import splits_source
-from storage_core.read.verified import Verified, query_errors
+from storage_core.read.verified_files import VerifiedFiles, query_errors
 from tidemark import QueryLimits, Table, col
 
 SCHEMA = pa.schema([("a", pa.int64()), ("s", pa.string())])
@@ -252,7 +252,7 @@ def test_the_session_of_a_query_cannot_write_even_what_was_not_checked(
     table: Table, tmp_path: Path, options: str
 ) -> None:
     splits = list(table.snapshot.splits.values())
-    source = splits_source(table.store, splits, FetchPlan(SCHEMA, SCHEMA.names), verified=Verified())
+    source = splits_source(table.store, splits, FetchPlan(SCHEMA, SCHEMA.names), verified=VerifiedFiles())
     before = everything(tmp_path)
     for form in WRITES:
         text = form.replace("COPY", copied(options, split_of(table)))

@@ -25,7 +25,7 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.sharing import open_table_store as open_store
 from storage_core.log.versions import read_version
 from storage_core.maintain.collect import advance_boundary
-from storage_core.maintain.walk import list_table
+from storage_core.maintain.table_objects import list_table
 from storage_core.read.pruning import prune
 from tests.support import upkeep
 from tests.support.catalogued import ByHand, Killer, OfACatalogue, OfTheLog, Side, paged

@@ -46,10 +46,10 @@ from pipelines.alerts.sensors import failure_alert
 from pipelines.automation import Automation
 from pipelines.catalog import build_definitions
 from pipelines.cli import main
-from pipelines.failed import last_failures, last_failures_in
 from pipelines.history import history_folder
 from pipelines.housekeeping import WRITTEN, build_report
 from pipelines.instance import home, open_instance
+from pipelines.last_failures import last_failures, last_failures_in
 from pipelines.report import REPORT, REPORT_PATH, report_file
 from pipelines.runs import run_request
 from pipelines.tables import read_tables
@@ -120,7 +120,7 @@ def test_every_declared_table_is_a_line(capfd: pytest.CaptureFixture[str]) -> No
         "web-people": "ok",
     }
     assert (found["events"]["rows"], found["events"]["freshness_ms"]) == (1, 3_600_000)
-    assert found["web-people"]["owed"]["merge"] == {"count": 1, "unit": "generations", "bytes": None}
+    assert found["web-people"]["pending"]["merge"] == {"count": 1, "unit": "generations", "bytes": None}
     assert set(looked(capfd, "warehouse/events", "web-people")) == {"events", "web-people"}
     assert main(["status"]) == 0
     lines = capfd.readouterr().out.splitlines()
@@ -139,7 +139,7 @@ def test_landed_files_of_a_table_that_is_not_made_yet_are_owed(place: Path, capf
         "status": "not_made",
         "last_failure": None,
         "requests": {},
-        "owed": {},
+        "pending": {},
         "unknown": {},
         "upkeep_waits_for": None,
     }
@@ -148,7 +148,7 @@ def test_landed_files_of_a_table_that_is_not_made_yet_are_owed(place: Path, capf
         (place / "drop" / f"{number}.ndjson").write_text('{"n": 1}\n')
     found = looked(capfd)["later"]
     assert (found["status"], found["requests"]) == ("not_made", {"list": 1})
-    assert found["owed"] == {"ingest": {"count": 2, "unit": "files", "bytes": 18}}
+    assert found["pending"] == {"ingest": {"count": 2, "unit": "files", "bytes": 18}}
     assert main(["status"]) == 0
     (line,) = [each for each in capfd.readouterr().out.splitlines() if each.startswith(" later")]
     assert "ingest 2" in line
@@ -172,7 +172,7 @@ def test_what_upkeep_waits_for_is_said(
     (place / "landing").mkdir()
     (place / "landing" / "1.ndjson").write_text(json.dumps({"time": NOON.isoformat(), "n": 1}))
     found = looked(capfd, "events")
-    assert "ingest" in found["events"]["owed"]
+    assert "ingest" in found["events"]["pending"]
     assert found["events"]["upkeep_waits_for"] is None, "nothing holds fresh data back"
     events = Table.open("warehouse/events")
     for number in range(10):

@@ -19,7 +19,7 @@ from storage_core.base.errors import Corrupt, InvalidInput, NotFound, SnapshotEx
 from storage_core.change.creation import configure
 from storage_core.change.declaration import load
 from storage_core.index import catch_up
-from storage_core.read.verified import query_errors
+from storage_core.read.verified_files import query_errors
 from storage_core.split.context import context_of
 from storage_core.split.writer import sort_and_write
 from storage_core.table import exists

@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 import tidemark as tm
 import tidemark.spark
 from pipelines.cli import main
-from storage_core.interop.union import as_held
+from storage_core.interop.column_union import as_held
 
 if TYPE_CHECKING:
     from jobs.spark.spark import Spark

@@ -23,7 +23,7 @@ import pytest
 
 from jobs.spark import warm
 from jobs.spark.java import ROOT
-from jobs.spark.warm import WarmServer, made_of, read_by_tasks
+from jobs.spark.warm import WarmServer, code_digest, read_by_tasks
 from pipelines.cli import main
 from storage_core.base.errors import Unavailable
 from storage_core.base.process import holder_of
@@ -56,7 +56,7 @@ def server(listening: int) -> WarmServer:
         process=holder_of("warm Spark", os.getpid()),
         port=listening,
         token=TOKEN,
-        made_of=made_of(),
+        made_of=code_digest(),
         environment=read_by_tasks(CREDENTIALS, TOKEN),
     )
     warm.require_fitting(found, CREDENTIALS)
@@ -123,7 +123,7 @@ def test_the_token_goes_to_the_literal_address_of_the_server_and_to_this_users_s
         process=holder_of("warm Spark", os.getpid()),
         port=port,
         token=TOKEN,
-        made_of=made_of(),
+        made_of=code_digest(),
         environment=read_by_tasks({}, TOKEN),
     )
     assert made.address(uuid.uuid4()).startswith(f"sc://127.0.0.1:{port}/;")

@@ -26,10 +26,10 @@ HEAVY = PIPELINE | {
 OURS = frozenset(
     {
         *("storage_core.log.checkpoint", "storage_core.log.checkpoint_writing", "storage_core.log.commit"),
-        *("storage_core.write.region.unmerged", "storage_core.split.read"),
+        *("storage_core.write.region.captured_regions", "storage_core.split.read"),
     }
 )
-REGIONS = "storage_core.write.region.unmerged"  # without protobuf, because only tables with regions need it
+REGIONS = "storage_core.write.region.captured_regions"  # without protobuf, because only tables with regions need it
 READING = frozenset({"pyarrow.compute", "pyarrow.parquet", "storage_core.split.read"})
 UNMERGED = READING | {"google.protobuf", REGIONS}
 APPENDING = frozenset({"duckdb", "pandas", "pydantic"})  # pydantic validates the choice of --format

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import tidemark as tm
-from storage_core.change import finding
+from storage_core.change import row_finder
 from storage_core.read import row_filter
 from storage_core.split import metadata as row_groups
 from storage_core.split.encode import Encoding, recorded
@@ -40,7 +40,7 @@ def _rows(first: int = 0, count: int = ROWS) -> pa.Table:
 @pytest.fixture(autouse=True)
 def small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 1_000)
-    monkeypatch.setattr(finding, "TOGETHER_BYTES", 200_000)  # several row groups, and several batches of them
+    monkeypatch.setattr(row_finder, "TOGETHER_BYTES", 200_000)  # several row groups, and several batches of them
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -127,7 +127,7 @@ def test_an_update_reads_no_column_that_it_sets_or_knows(
 def test_a_split_of_its_own_file_keeps_dictionaries_as_they_are(table: tm.Table) -> None:
     add = next(iter(table.snapshot.splits.values()))
     split = open_split(table.store, add, whole=False, as_dictionary=True)
-    assert split.dictionaries() == split.apart().dictionaries() == {"word"}
+    assert split.dictionaries() == split.reopen().dictionaries() == {"word"}
 
 
 def test_updated_rows_are_written_in_the_encodings_of_the_rows_they_were(

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.engine.session import session
-from storage_core.index.segments import answering, coverage
+from storage_core.index.segments import compute_coverage, covering_segments
 from storage_core.read import bitmap
 from storage_core.split import metadata
 from tests.support.deleted_rows import delete_where
@@ -194,7 +194,10 @@ def test_every_read_with_bitmaps_equals_duckdb_over_plain_rows(
         table, rows = _after(f"{folder}/t" if kind == "local" else f"memory://{uuid4()}", [steps[0], *steps[1]])
         connection.from_arrow(pa.Table.from_pylist(rows, schema=SCHEMA)).create("t")
         for definition in table.snapshot.config.indexes:
-            covered, answering_of = coverage(table.snapshot, definition), answering(table.snapshot, definition)
+            covered, answering_of = (
+                compute_coverage(table.snapshot, definition),
+                covering_segments(table.snapshot, definition),
+            )
             told = {path: answering_of(add) for path, add in table.snapshot.splits.items()}
             paths = {path: tuple(each.path for each in found.segments) for path, found in told.items() if found}
             assert paths == covered.answers

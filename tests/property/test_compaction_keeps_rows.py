@@ -13,8 +13,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.compact.debt import window_debts
 from storage_core.compact.execute import execute
+from storage_core.compact.pending_work import group_by_window
 from storage_core.compact.planner import choose
 from storage_core.log.actions import Add
 from storage_core.maintain.audit import audit
@@ -102,5 +102,5 @@ def test_any_inputs_become_the_same_rows_sorted_in_one_split_per_window(
     for add in after:
         stored = _stored(store, [add])
         assert [_sort_key(row) for row in stored] == sorted(_sort_key(row) for row in stored)
-    assert window_debts(choose(snapshot(after))) == []
+    assert group_by_window(choose(snapshot(after))) == []
     assert audit(store, snapshot(after)).violations == ()

@@ -18,7 +18,7 @@ from storage_core.data.rows.fold import record_schema
 from storage_core.maintain.check import fsck
 from storage_core.maintain.repair import repair
 from storage_core.store.memory import MemoryStore
-from storage_core.write.region.records import Following, Known, WriterOptions
+from storage_core.write.region.records import Following, WriterOptions, WriterSnapshot
 from storage_core.write.region.spec import only_region
 from storage_core.write.region.writer import RegionWriter, claim
 from tests.support.ids import SeededIds
@@ -37,7 +37,7 @@ def copies(table: KeyedTable, count: int) -> list[RegionWriter]:
     return [
         RegionWriter(
             replace(claimed, appender=replace(claimed.appender)),
-            following=Following(table.store, table.clock, Known.of(snapshot)),
+            following=Following(table.store, table.clock, WriterSnapshot.of(snapshot)),
             ids=table.ids,
             options=WriterOptions(),
             late=None,

@@ -18,9 +18,9 @@ from storage_core.data.settings.index import IndexDefinition
 from storage_core.data.settings.table import TableConfig
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.scan import wanted_filter
-from storage_core.read.search.kept import Kept
+from storage_core.read.search.search_cache import SearchCache
 from storage_core.store.memory import MemoryStore
-from storage_core.write.region.unmerged import Unmerged
+from storage_core.write.region.captured_regions import Unmerged
 from tests.support.brute_fusion import by_prefixes, by_vector, fused
 from tests.support.indexed_table import IndexedTable
 from tests.support.levels import Levels
@@ -132,7 +132,7 @@ def require_fusion(
     rankings = {"words": text, "near": near} if weights["words"] else {"near": near}
     expected = fused(rankings, weights, asked.fusion, order=order, window=asked.window, growth=asked.growth)
 
-    kept = Kept()
+    kept = SearchCache()
 
     def page(limit: int, offset: int = 0) -> list[dict[str, Any]]:
         found = search(

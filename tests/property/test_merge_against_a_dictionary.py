@@ -26,7 +26,7 @@ from storage_core.log.actions import Action
 from storage_core.read.changes import changes
 from storage_core.read.fetching import FetchPlan
 from storage_core.read.table_read import splits_source
-from storage_core.read.verified import Verified
+from storage_core.read.verified_files import VerifiedFiles
 from storage_core.store.memory import MemoryStore
 from tests.support import merge_plan
 from tests.support.keyed_table import KeyedTable
@@ -190,7 +190,7 @@ def test_sql_over_the_splits_needs_no_deduplication(steps: list[Step]) -> None:
     snapshot = model.table.snapshot
     splits = list(snapshot.splits.values())
     wanted = FetchPlan(snapshot.schema, snapshot.schema.names)
-    source = splits_source(model.table.store, splits, wanted, verified=Verified())
+    source = splits_source(model.table.store, splits, wanted, verified=VerifiedFiles())
     connection = source.opened()
     counted = 'select count(*) as live, count(distinct (name, amount, "at")) as different from t'
     assert connection.sql(counted).fetchall() == [(len(model.merged), len(model.merged))]

@@ -26,7 +26,7 @@ from storage_core.maintain.check import fsck
 from storage_core.maintain.collect import collect
 from storage_core.read import lookup
 from storage_core.read.key_splits import IndexedKeys
-from storage_core.read.verified import Verified
+from storage_core.read.verified_files import VerifiedFiles
 from storage_core.split import metadata
 from storage_core.store.memory import MemoryStore
 from storage_core.store.pieces import KeptValues
@@ -105,7 +105,7 @@ class Judged:
 
     def __init__(self) -> None:
         self.table = KeyedTable(MemoryStore(f"key-index-{next(_names)}")).create(SCHEMA, CONFIG)
-        self.kept, self.verified = KeptValues(), Verified()
+        self.kept, self.verified = KeptValues(), VerifiedFiles()
         self.rows: dict[Key, Row] = {}
         self.flushed: dict[Key, Row] = {}
         self.merged: dict[Key, Row] = {}
@@ -117,18 +117,18 @@ class Judged:
         head = self.table.snapshot
         wanted = lookup.key_rows(head, KEYS)
         expected = [self.merged.get(key) for key in KEYS]
-        for kept, verified in ((self.kept, self.verified), (KeptValues(), Verified())):
+        for kept, verified in ((self.kept, self.verified), (KeptValues(), VerifiedFiles())):
             found = lookup.get_many(self.table.store, head, wanted, verified=verified, kept=kept)
             assert found == expected
         for number in range(0, len(KEYS), 9):
             kept, one = KeptValues(), wanted.slice(number, 1)
-            found = lookup.get_many(self.table.store, head, one, verified=Verified(), kept=kept)
+            found = lookup.get_many(self.table.store, head, one, verified=VerifiedFiles(), kept=kept)
             assert found == expected[number : number + 1]
         self.answered += self._answered(head, wanted)
 
     def _answered(self, head: Snapshot, wanted: pa.Table) -> int:
         index = IndexedKeys.of(
-            self.table.store, head, wanted, splits=len(head.splits), verified=Verified(), kept=KeptValues()
+            self.table.store, head, wanted, splits=len(head.splits), verified=VerifiedFiles(), kept=KeptValues()
         )
         return 0 if index is None else sum(index.of_split(add).places is not None for add in head.splits.values())
 

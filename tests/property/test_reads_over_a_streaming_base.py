@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import tidemark as tm
 from storage_core.base.clock import SystemIds
 from storage_core.read.table_read import TableView, plan, source_of
-from storage_core.read.verified import Verified
+from storage_core.read.verified_files import VerifiedFiles
 from storage_core.write.region.router import TableWriter
 from tests.support.keyed_table import KeyedTable
 from tests.support.scale import scaled
@@ -142,7 +142,7 @@ def test_of_the_base_only_the_keys_of_records_are_held(tmp_path: Path) -> None:
         writer.put([{"k": 2000, "v": -2}])
     opened = tm.Table.open(table.uri)
     snapshot, records, _ = opened._view.records(None, "latest")
-    read = plan(TableView(opened.store, snapshot, Verified(), records), None, columns=None)
+    read = plan(TableView(opened.store, snapshot, VerifiedFiles(), records), None, columns=None)
     source = source_of(read, query="a test")
     assert len(source.splits) == len(read.splits) == len(snapshot.splits) > 0
     assert source.rows.sort_by("k").to_pylist() == [

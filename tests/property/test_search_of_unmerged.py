@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from storage_core.data.settings.index import IndexDefinition
 from storage_core.data.settings.table import TableConfig
-from storage_core.read.search.kept import Kept
+from storage_core.read.search.search_cache import SearchCache
 from storage_core.write.region import generation_write
 from storage_core.write.region.generation_write import SortingTerms
 from tests.support.keyed_table import KeyedTable
@@ -61,7 +61,7 @@ class Searched:
 
     levels: Levels
     cache: Path
-    kept: Kept = field(default_factory=Kept)
+    kept: SearchCache = field(default_factory=SearchCache)
 
     def search(self, level: str, query: str, index: str) -> list[Row]:
         table, parts = self.levels.table, self.levels.unmerged(level)

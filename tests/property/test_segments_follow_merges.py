@@ -22,12 +22,12 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.maintain.check import fsck
 from storage_core.maintain.collect import collect
 from storage_core.maintain.history import restore
-from storage_core.read.search.kept import Kept
+from storage_core.read.search.search_cache import SearchCache
 from storage_core.read.view import snapshot_at
 from storage_core.store.memory import MemoryStore
 from storage_core.write.region import generation_write
+from storage_core.write.region.captured_regions import capture
 from storage_core.write.region.records import WriterOptions
-from storage_core.write.region.unmerged import capture
 from tests.support.brute_force import nearest
 from tests.support.clock import ManualClock
 from tests.support.keyed_table import KeyedTable
@@ -91,7 +91,7 @@ def row(key: int, text: str | None, tag: str | None) -> dict[str, object]:
     return {"id": key, "at": at, "text": text, "tag": tag, "place": place}
 
 
-def require_exact(table: KeyedTable, head: Snapshot, kept: Kept) -> None:
+def require_exact(table: KeyedTable, head: Snapshot, kept: SearchCache) -> None:
     """Assert that every search matches a scan.
 
     Check the base, and check all durable records. `kept` is the search cache.
@@ -124,7 +124,7 @@ def index(table: KeyedTable) -> None:
 @settings(max_examples=scaled(10), deadline=None)
 @given(taken=rounds)
 def test_a_search_finds_what_a_scan_finds_whatever_was_merged(taken: list[tuple[tuple[object, ...], ...]]) -> None:
-    clock, kept = ManualClock(step_ms=1), Kept()
+    clock, kept = ManualClock(step_ms=1), SearchCache()
     table = KeyedTable(MemoryStore(f"followed-{next(_names)}", clock=clock), clock=clock).create(SCHEMA, CONFIG)
     writer = table.writer(WriterOptions(segment_rows=1))
     for step in [*itertools.chain.from_iterable(taken), ("flush",), ("merge",), ("compact",)]:

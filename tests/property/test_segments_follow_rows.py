@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from storage_core.base.errors import CommitConflict, NotFound, SnapshotExpired
 from storage_core.index import segment_merge
-from storage_core.index.segments import coverage
+from storage_core.index.segments import compute_coverage
 from storage_core.log.snapshot import Snapshot
 from storage_core.maintain.check import fsck
 from storage_core.maintain.collect import collect
@@ -157,7 +157,7 @@ class MovingRows(RuleBasedStateMachine):
         self.table.catch_up()
         head = self.table.catch_up()
         for each in INDEXES:
-            assert not coverage(head, each).missing
+            assert not compute_coverage(head, each).missing
         found = fsck(self.table.store, clock=self.table.clock, deep=True)
         assert found.clean, found.findings
 

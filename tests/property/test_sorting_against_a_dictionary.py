@@ -22,7 +22,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.maintain.history import restore
 from storage_core.split.read import read_split
 from storage_core.store.memory import MemoryStore
-from storage_core.write.region import generation_write, merge, router, unmerged
+from storage_core.write.region import captured_regions, generation_write, merge, router
 from storage_core.write.region.generation_write import SortingResult, SortingTerms, SortingWork
 from storage_core.write.region.merge_work import MergeResult, MergeWork
 from storage_core.write.region.records import RecordBuilder
@@ -138,12 +138,12 @@ class Model:
         table = self.table
         records = RecordBuilder(SCHEMA, CONFIG.primary_key).puts({"b": key[0], "a": key[1], **fields})
         region = whole_table(table.snapshot.table_id)
-        turn = router.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
+        turn = router.claim_region(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
         written = router.write_distributed(
             table.store, records, CONFIG.primary_key, turn=turn, clock=table.clock, ids=table.ids
         )
         last = router.offsets(table.store, turn.region).get(RAW_WRITER, 0)
-        stretch = router.Stretch(writer=RAW_WRITER, after=last, last=last + 1)
+        stretch = router.ChunkRange(writer=RAW_WRITER, after=last, last=last + 1)
         router.finish(table.store, turn, written.path, [stretch], clock=table.clock, writer_id=table.ids.uuid())
         self.flush_model()
         self.flushed.append([("put", key, fields)])
@@ -200,7 +200,7 @@ class Model:
         self.look_up(snapshot, latest)
 
     def read(self, snapshot: Snapshot, *, include_wal: bool) -> Rows:
-        captured = unmerged.capture(self.table.store, snapshot, include_wal=include_wal)
+        captured = captured_regions.capture(self.table.store, snapshot, include_wal=include_wal)
         return self.over(snapshot, captured.above(snapshot))
 
     def look_up(self, snapshot: Snapshot, latest: Rows) -> None:
@@ -210,7 +210,7 @@ class Model:
         """
         keys = [*latest, (8, "none")][-2:]
         wanted = pa.table({"b": pa.array([b for b, _ in keys], pa.int64()), "a": [a for _, a in keys]})
-        captured = unmerged.capture(self.table.store, snapshot, include_wal=True)
+        captured = captured_regions.capture(self.table.store, snapshot, include_wal=True)
         found = self.over(snapshot, captured.above(snapshot, keys=wanted))
         assert {key: found[key] for key in keys if key in found} == {key: latest[key] for key in keys if key in latest}
 

@@ -25,7 +25,7 @@ from storage_core.engine.session import session
 from storage_core.log.actions import Add
 from storage_core.read.fetching import FetchPlan
 from storage_core.read.table_read import splits_source
-from storage_core.read.verified import Verified
+from storage_core.read.verified_files import VerifiedFiles
 from storage_core.split.context import context_of
 from storage_core.split.read import conform_split
 from storage_core.split.writer import sort_and_write
@@ -132,7 +132,7 @@ def test_of_splits_that_are_alike_one_is_opened_to_bind_all(tmp_path: Path, *, d
     rows = pa.table({name: pa.nulls(2, type_) for name, type_ in TYPES.items()})
     table = committed(tmp_path, [(rows, {1} if deleted else set())] * 3)
     splits, wanted = [*table.snapshot.splits.values()], FetchPlan(SCHEMA, SCHEMA.names)
-    relation = splits_source(table.store, splits, wanted, verified=Verified()).relation()
+    relation = splits_source(table.store, splits, wanted, verified=VerifiedFiles()).relation()
     for path in relation.files[1:]:
         path.write_bytes(b"no Parquet file")
     with session(files=relation.files) as connection:
@@ -155,7 +155,7 @@ def test_threads_that_meet_new_columns_share_what_is_known_of_them(tmp_path: Pat
         path = tmp_path / f"{number}.parquet"
         pq.write_table(pa.table({f"c{number // 4}": [1]}), path)
         adds.append(Add(path=path.name, size=path.stat().st_size, modificationTime=0))
-    store, verified, usual = LocalStore(tmp_path), Verified(), sys.getswitchinterval()
+    store, verified, usual = LocalStore(tmp_path), VerifiedFiles(), sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(8) as pool:

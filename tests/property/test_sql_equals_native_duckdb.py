@@ -21,7 +21,7 @@ from storage_core.base.errors import InvalidInput
 from storage_core.engine.session import session
 from storage_core.read.fetching import FetchPlan
 from storage_core.read.table_read import splits_source
-from storage_core.read.verified import Verified
+from storage_core.read.verified_files import VerifiedFiles
 from storage_core.split.writer import with_file_metrics
 from storage_core.store.local import LocalStore
 from tests.support.scale import scaled
@@ -190,7 +190,7 @@ def test_a_split_of_an_older_release_with_bounds_that_leave_nan_out_answers_righ
     (tmp_path / "t" / add.path).write_bytes(sink.getvalue())
     splits = [with_file_metrics(add, sink.getvalue())]
     wanted = FetchPlan(rows.schema, rows.schema.names)
-    source = splits_source(LocalStore(tmp_path / "t"), splits, wanted, verified=Verified())
+    source = splits_source(LocalStore(tmp_path / "t"), splits, wanted, verified=VerifiedFiles())
     connection = source.opened()
     assert connection.sql("select count(*) filter (f > 100), count(*) filter (f <= 21) from t").fetchall() == [(1, 2)]
     assert connection.sql("select f from t where f <= 21").fetchall() == [(20.5,), (21.0,)]

@@ -18,9 +18,9 @@ from storage_core.data.settings.table import TableConfig
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.predicate import Filter
 from storage_core.read.scan import wanted_filter
-from storage_core.read.search.kept import Kept
+from storage_core.read.search.search_cache import SearchCache
 from storage_core.store.memory import MemoryStore
-from storage_core.write.region.unmerged import Unmerged
+from storage_core.write.region.captured_regions import Unmerged
 from tests.support.brute_force import Row, nearest
 from tests.support.indexed_table import IndexedTable
 from tests.support.levels import Levels
@@ -114,7 +114,7 @@ def test_a_search_finds_what_brute_force_finds(
         for step in steps:
             table.take(step)
         wanted = wanted_filter("id % 3 <> 1") if filtered else None
-        kept = Kept()
+        kept = SearchCache()
         for _ in range(2):  # first without a cache, then with cached objects
             require_exact(table.store, table.snapshot, table.rows(table.snapshot), query, page, wanted, kept)
 
@@ -126,7 +126,7 @@ def require_exact(
     query: list[float],
     page: tuple[int, int],
     wanted: Filter | None,
-    kept: Kept,
+    kept: SearchCache,
 ) -> None:
     live = [row for row in rows if wanted is None or row["id"] % 3 != 1]
     for index in INDEXES:

@@ -20,7 +20,7 @@ from typing import Any, cast
 import pytest
 from dagster import DagsterInstance, RepositoryDefinition, SensorDefinition, build_sensor_context
 
-from assets.checks import judged_by_quarantine
+from assets.checks import check_quarantine
 from pipelines.alerts.sensors import INTERVAL_SECONDS, LATE_TABLES, build_alerts
 from pipelines.automation import Automation
 from pipelines.cli import main
@@ -164,7 +164,7 @@ class Month:
         """Compare the check of the asset, the metrics and the history with the model."""
         sums = self._sums()
         assert self.report is not None
-        checked = judged_by_quarantine(load(self.project.file), json.loads(self.report.to_json()))
+        checked = check_quarantine(load(self.project.file), json.loads(self.report.to_json()))
         assert checked.passed == (not self.model.quarantine)
         assert checked.metadata["rows_rejected"].value == sums["rows_rejected"]
         assert checked.metadata["in_quarantine"].value == len(self.model.quarantine)

@@ -21,8 +21,8 @@ from storage_core.maintain.collect import collect
 from storage_core.maintain.findings import Kind
 from storage_core.store.contract import ObjectStore
 from storage_core.store.memory import MemoryStore
+from storage_core.write.region.captured_regions import capture
 from storage_core.write.region.records import WriterOptions
-from storage_core.write.region.unmerged import capture
 from tests.support.brute_force import nearest
 from tests.support.clock import START_MS, ManualClock
 from tests.support.crashes import at_both_ends, left_by_crashes

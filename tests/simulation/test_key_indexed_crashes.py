@@ -18,7 +18,7 @@ from storage_core.maintain.check import fsck
 from storage_core.maintain.collect import collect
 from storage_core.maintain.findings import Kind
 from storage_core.read import lookup
-from storage_core.read.verified import Verified
+from storage_core.read.verified_files import VerifiedFiles
 from storage_core.split import metadata
 from storage_core.store.contract import ObjectStore
 from storage_core.store.memory import MemoryStore
@@ -122,5 +122,5 @@ def _require_exact(table: KeyedTable) -> None:
     assert len(rows) == head.rows, "one live row per key"
     for names in (NAMES, *([each] for each in NAMES[::11])):
         wanted = lookup.key_rows(head, names)
-        found = lookup.get_many(table.store, head, wanted, verified=Verified(), kept=KeptValues())
+        found = lookup.get_many(table.store, head, wanted, verified=VerifiedFiles(), kept=KeptValues())
         assert found == [rows.get(name) for name in names]

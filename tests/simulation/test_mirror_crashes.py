@@ -25,7 +25,7 @@ from storage_core.data.formats.mirrors import manifests_of
 from storage_core.data.settings.table import TableConfig
 from storage_core.interop import iceberg_manifests
 from storage_core.interop.iceberg_manifests import MERGED
-from storage_core.log.published import newest_commit, state_at
+from storage_core.log.mirror_metadata import newest_commit, state_at
 from storage_core.maintain.check import fsck
 from storage_core.maintain.findings import Severity
 from storage_core.store.contract import ObjectStore

@@ -1,7 +1,8 @@
 """Two collections of one table overlap, and the older one is paused for any time. Each succeeds or conflicts.
 
 A paused collection may have lost its lease long ago. Another collection may have removed objects that the paused
-collection had read. Such a missing object is not damage, so the advice to run `fsck` would be wrong (`undisturbed`).
+collection had read. Such a missing object is not damage, so the advice to run `fsck` would be wrong
+(`retry_if_collected`).
 """
 
 from __future__ import annotations

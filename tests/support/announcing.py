@@ -14,7 +14,7 @@ import boto3
 
 from storage_core.change.declaration import load
 from storage_core.data.steps import Ingest
-from storage_core.log.job_run import Here, JobReport, run
+from storage_core.log.job_run import InProcessExecutor, JobReport, run
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.store.contract import Overwrite
@@ -122,7 +122,7 @@ class AnnouncedPlace:
     def ingest(self, **options: Any) -> JobReport:
         """Run ingest on the newest version."""
         log = TransactionLog(open_store(self.table_uri), clock=self.clock)
-        return run(Ingest(table_uri=self.table_uri, **options), Here(log), Opened(log, log.snapshot()))
+        return run(Ingest(table_uri=self.table_uri, **options), InProcessExecutor(log), Opened(log, log.snapshot()))
 
     def ids(self) -> list[int]:
         """Return the ids in the table, sorted."""

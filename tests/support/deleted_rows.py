@@ -10,7 +10,7 @@ from pyroaring import BitMap
 
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.split.hidden_rows import deleted_rows, vector_for
+from storage_core.split.deletion_vectors import deleted_rows, vector_for
 from storage_core.split.read import read_split
 
 

@@ -16,7 +16,7 @@ from storage_core.data.settings.layout import LANDING_KEY
 from storage_core.data.settings.table import TableConfig
 from storage_core.data.steps import Ingest, RetryQuarantine
 from storage_core.log.actions import Metadata
-from storage_core.log.job_run import Here, JobReport, JobRun
+from storage_core.log.job_run import InProcessExecutor, JobReport, JobRun
 from storage_core.log.log import TransactionLog
 from storage_core.log.versions import entries
 from storage_core.maintain.quarantine import pending_entries, retry
@@ -98,12 +98,12 @@ class KeyedLanding:
     def ingest(self, **given: object) -> JobReport:
         log = self.log
         options = Ingest(table_uri=self.store.uri, **given)  # type: ignore[arg-type]
-        return run_ingest(JobRun(options, Here(log), Opened(log), takes_leases=False))  # type: ignore[arg-type]
+        return run_ingest(JobRun(options, InProcessExecutor(log), Opened(log), takes_leases=False))  # type: ignore[arg-type]
 
     def retry(self, **options: object) -> JobReport:
         log = self.log
         given = RetryQuarantine(table_uri=self.store.uri, **options)  # type: ignore[arg-type]
-        return retry(JobRun(given, Here(log), Opened(log), takes_leases=False), self.spec)  # type: ignore[arg-type]
+        return retry(JobRun(given, InProcessExecutor(log), Opened(log), takes_leases=False), self.spec)  # type: ignore[arg-type]
 
     def rows(self) -> dict[object, dict[str, object]]:
         return self.table.rows()

@@ -27,7 +27,7 @@ from storage_core.split.context import context_of
 from storage_core.split.read import conform_split, read_split
 from storage_core.split.writer import sort_and_write
 from storage_core.store.contract import ObjectStore
-from storage_core.write.region import generation_write, idle, merge, unmerged
+from storage_core.write.region import captured_regions, generation_write, idle, merge
 from storage_core.write.region.generation_write import SortingTerms
 from storage_core.write.region.merge_work import MergeResult, MergeWork, naming_works
 from storage_core.write.region.records import WriterOptions
@@ -160,7 +160,7 @@ class KeyedTable:
         """Return the rows at level `latest` by key. A key is a value, or a tuple for several columns."""
         snapshot = self.snapshot
         key = snapshot.config.primary_key
-        records = unmerged.capture(self.store, snapshot, include_wal=True).above(snapshot)
+        records = captured_regions.capture(self.store, snapshot, include_wal=True).above(snapshot)
         rows = fold.apply(self._base(snapshot), fold.fold(records, key), key).to_pylist()
         found: dict[object, Row] = {}
         for row in rows:

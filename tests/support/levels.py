@@ -10,8 +10,8 @@ import pyarrow as pa
 from storage_core.data.settings.table import TableConfig
 from storage_core.index import catch_up
 from storage_core.store.memory import MemoryStore
+from storage_core.write.region.captured_regions import Unmerged, capture
 from storage_core.write.region.records import WriterOptions
-from storage_core.write.region.unmerged import Unmerged, capture
 from tests.support.keyed_table import KeyedTable
 
 Key = tuple[object, ...]

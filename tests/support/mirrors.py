@@ -15,7 +15,7 @@ from storage_core.data.formats.mirrors import (
 )
 from storage_core.data.settings.table import Publish, PublishFormat
 from storage_core.interop.delta_mirror import descriptor
-from storage_core.log.published import newest_commit, newest_metadata, read_commit, read_metadata, state_at
+from storage_core.log.mirror_metadata import newest_commit, newest_metadata, read_commit, read_metadata, state_at
 from storage_core.log.snapshot import Snapshot
 from storage_core.store.contract import ObjectStore
 from storage_core.table import Table

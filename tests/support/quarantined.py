@@ -14,7 +14,7 @@ from storage_core.data.rows.schema import to_schema_string
 from storage_core.data.settings.table import TableConfig
 from storage_core.data.steps import RetryQuarantine
 from storage_core.log.actions import Metadata
-from storage_core.log.job_run import Here, JobReport, JobRun
+from storage_core.log.job_run import InProcessExecutor, JobReport, JobRun
 from storage_core.log.log import TransactionLog
 from storage_core.maintain.quarantine import pending_entries, retry
 from storage_core.split.context import context_of
@@ -99,7 +99,7 @@ class Bench:
     def retry(self, *, source: str | None = None, accept_late: bool = False) -> JobReport:
         log = self.log
         options = RetryQuarantine(table_uri=self.store.uri, source=source, accept_late=accept_late)
-        job = JobRun(options, Here(log), Opened(log), takes_leases=False)  # type: ignore[arg-type]
+        job = JobRun(options, InProcessExecutor(log), Opened(log), takes_leases=False)  # type: ignore[arg-type]
         return retry(job, self.spec)
 
     def ids(self) -> list[int]:

@@ -12,12 +12,12 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.read.predicate import Filter
 from storage_core.read.search import hybrid
 from storage_core.read.search import vectors as measured
-from storage_core.read.search.kept import Kept
 from storage_core.read.search.matches import Searched
-from storage_core.read.search.question import SearchQuestion
+from storage_core.read.search.search_cache import SearchCache
+from storage_core.read.search.search_request import SearchQuestion
 from storage_core.read.search.vectors import Recall
 from storage_core.store.contract import ObjectStore
-from storage_core.write.region.unmerged import Unmerged
+from storage_core.write.region.captured_regions import Unmerged
 
 
 def search(
@@ -31,12 +31,17 @@ def search(
     filter: Filter | None = None,  # noqa: A002  # as of `Table.search`
     cache_dir: Path | None = None,
     unmerged: Sequence[Unmerged] = (),
-    kept: Kept | None = None,
+    kept: SearchCache | None = None,
     **of_question: Any,
 ) -> pa.Table:
     """Return the result of `hybrid.search`. `of_question` are further fields of a `SearchQuestion`."""
     searched = Searched(
-        store=store, snapshot=snapshot, unmerged=unmerged, filter=filter, cache_dir=cache_dir, kept=kept or Kept()
+        store=store,
+        snapshot=snapshot,
+        unmerged=unmerged,
+        filter=filter,
+        cache_dir=cache_dir,
+        kept=kept or SearchCache(),
     )
     given = SearchQuestion(query=query, **of_question)
     return hybrid.search(searched, given, columns, limit=limit, offset=offset)

@@ -18,7 +18,7 @@ from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.maintain.audit import AuditReport, Selection, audit
 from storage_core.split.context import SplitContext, context_of
-from storage_core.split.metadata import APPENDED, Lineage, Origin, describe, with_checksum, write_origin
+from storage_core.split.metadata import APPENDED, FileOrigin, Lineage, describe, with_checksum, write_origin
 from storage_core.split.read import read_split
 from storage_core.split.writer import sort_and_write, with_file_metrics, write_split
 from storage_core.store.contract import IfAbsent
@@ -158,7 +158,7 @@ def lying(table: Events, rows: pa.Table, native: SortOrder | None = None, **lies
     )
     path = f"splits/0/{table.ids.uuid()}.parquet"
     add = replace(true, **{"path": path, "windowStart": 0, "windowSeconds": where.window_seconds, **lies})
-    origin = Origin(
+    origin = FileOrigin(
         table_id=where.table_id,
         table_schema=to_schema_string(where.schema),
         configuration=where.configuration,

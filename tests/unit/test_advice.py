@@ -26,7 +26,7 @@ from storage_core.base.errors import (
 from storage_core.data.formats import bundle, documents
 from storage_core.data.formats.keys import lock_key, version_key
 from storage_core.log.codec import decode_version
-from storage_core.log.job_run import Failed
+from storage_core.log.job_run import TaskFailure
 from storage_core.maintain.findings import Kind, damage_of
 from storage_core.write.ingest.batch import parse_file
 from storage_core.write.ingest.landing import LandedFile, LandingSpec
@@ -73,7 +73,7 @@ def test_an_error_keeps_its_one_advice_when_it_is_re_worded_copied_or_sent_to_an
     assert (again.found, again.context) == (f"{error.found}; 3 rows are not written", {"key": "a", "lost_rows": 3})
     assert str(copy.deepcopy(error)) == str(error)
     assert str(sent(error)) == str(error)
-    there = Failed.of(error).error()
+    there = TaskFailure.of(error).error()
     assert advices(str(sent(there.reworded(f"{there.found}; window 7 was not compacted")))) == once
 
 

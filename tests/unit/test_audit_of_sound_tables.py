@@ -12,7 +12,7 @@ from storage_core.compact.execute import execute
 from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Add
 from storage_core.maintain.audit import Selection, audit
-from storage_core.split.hidden_rows import removal
+from storage_core.split.deletion_vectors import removal
 from storage_core.store.memory import MemoryStore
 from tests.support.deleted_rows import delete_where
 from tests.support.events import CONFIG, SCHEMA

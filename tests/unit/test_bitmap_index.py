@@ -13,7 +13,7 @@ from storage_core.base.errors import Corrupt, InvalidInput, Unavailable
 from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import bitmap
 from storage_core.read.bitmap import rows_that_meet
-from storage_core.read.search.question import parse_bitmap_query
+from storage_core.read.search.search_request import parse_bitmap_query
 from tests.support.limits import address_space, limited
 
 SCHEMA = pa.schema([

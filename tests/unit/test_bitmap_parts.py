@@ -12,12 +12,12 @@ from storage_core.base.errors import Corrupt, InvalidInput
 from storage_core.data.formats import bundle
 from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import bitmap, segments
-from storage_core.index import parts as bitmap_parts
-from storage_core.index.parts import BitmapParts
-from storage_core.index.segments import Answering
+from storage_core.index import segment_reader as bitmap_parts
+from storage_core.index.segment_reader import BitmapParts
+from storage_core.index.segments import CoveringSegments
 from storage_core.log.actions import IndexSegment
 from storage_core.read.bitmap import rows_that_meet
-from storage_core.read.search.question import parse_bitmap_query
+from storage_core.read.search.search_request import parse_bitmap_query
 from storage_core.store.contract import IfAbsent, Overwrite
 from storage_core.store.memory import MemoryStore
 from storage_core.store.meter import MeteredStore
@@ -99,11 +99,11 @@ def test_rows_of_conditions_are_those_of_duckdb(query: str) -> None:
 def test_values_take_one_request_and_bitmaps_one_more_with_their_bytes_alone() -> None:
     store, segment = stored(bitmap.build(rows(), DEFINITION))
     parts = BitmapParts(NOT_CACHED)
-    assert not parts.holds(Answering((segment,)), ["n"])
+    assert not parts.holds(CoveringSegments((segment,)), ["n"])
     assert found(parts, store, segment, {"n": -1}) == []
     tail = segment.size - segment.footerOffset + 2**16
     assert (store.requests["get"], store.bytes_read) == (1, tail)
-    assert parts.holds(Answering((segment,)), ["n"])
+    assert parts.holds(CoveringSegments((segment,)), ["n"])
     found(parts, store, segment, {"n": 5})
     assert (store.requests["get"], store.bytes_read - tail < 200) == (2, True)
     found(parts, store, segment, {"n": [5, -1]})

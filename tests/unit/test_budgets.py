@@ -10,8 +10,8 @@ import pytest
 from dagster import AssetKey
 
 from assets.run_tags import bytes_tag, granted_bytes
-from pipelines.upkeep.budgets import Choice, choose
-from pipelines.upkeep.wanted import Wanted, request_of
+from pipelines.maintenance.budgets import Choice, choose
+from pipelines.maintenance.due_runs import WantedRun, request_of
 from storage_core.base.clock import HOUR_MS
 from storage_core.change.declaration import TableDeclaration
 from storage_core.change.declaration_file import load_text
@@ -30,14 +30,18 @@ def declared(name: str, upkeep: str = "{}") -> TableDeclaration:
     return load_text(TableDeclaration, text, f"{name}.yaml")
 
 
-def wanted(table: TableDeclaration, pieces: Sequence[int], *, job: str = "compact", late_seconds: float = 0) -> Wanted:
+def wanted(
+    table: TableDeclaration, pieces: Sequence[int], *, job: str = "compact", late_seconds: float = 0
+) -> WantedRun:
     cut = tuple(pieces) if job == "compact" else ()
     due = DueRun(reason="r", items=len(pieces), bytes=sum(pieces), pieces=cut)
-    return Wanted(declaration=table, job=job, due=due, assets=[AssetKey([table.name, job])], late_seconds=late_seconds)
+    return WantedRun(
+        declaration=table, job=job, due=due, assets=[AssetKey([table.name, job])], late_seconds=late_seconds
+    )
 
 
 def chosen(
-    found: Sequence[Wanted],
+    found: Sequence[WantedRun],
     of_all: UpkeepOfAllDeclaration = NO_BOUNDS,
     *,
     spent: Mapping[str, int] | None = None,
@@ -177,7 +181,7 @@ class Simulated:
 
         Each run reads its granted bytes as the job selects them, and lasts this many minutes.
         """
-        from storage_core.compact.debt import within
+        from storage_core.compact.pending_work import within
 
         for each in choice.chosen:
             name, size = each.declaration.name, each.granted_bytes or each.due.bytes

@@ -32,8 +32,8 @@ from storage_core.log.actions import Add
 from storage_core.log.deletion_vector import encode, stored
 from storage_core.split import metadata as row_groups
 from storage_core.split import verification
+from storage_core.split.deletion_vectors import deleted_rows
 from storage_core.split.fetch import Footers
-from storage_core.split.hidden_rows import deleted_rows
 from storage_core.split.read import open_split
 from storage_core.split.writer import sort_and_write
 from storage_core.store.contract import IfAbsent, IfMatch

@@ -18,8 +18,8 @@ from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Add, read_actions, to_json_object, write_actions
 from storage_core.log.log import TransactionLog
 from storage_core.log.split_columns import adds_of, entries_of, table_of
-from storage_core.maintain.found_splits import read_found
-from storage_core.maintain.walk import list_table
+from storage_core.maintain.recovered_splits import read_found
+from storage_core.maintain.table_objects import list_table
 from storage_core.split import metadata as row_groups
 from storage_core.split import verification
 from storage_core.split.encode import FileWriter

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from storage_core.compact import planner
-from storage_core.compact.debt import WindowDebt, window_debts
 from storage_core.compact.execute import is_too_large
 from storage_core.compact.invariants import scope_of
+from storage_core.compact.pending_work import PendingCompaction, group_by_window
 from storage_core.compact.planner import choose
 from storage_core.compact.policy import FINALIZED
 from storage_core.compact.work import MOST_RUN_TARGETS, CompactionTask, Reason
@@ -117,7 +117,7 @@ def test_a_split_with_a_deletion_vector_is_planned_with_it_and_its_rows_are_not_
     inputs = snapshot([replace(_add("a"), numRecords=5), replace(_add("b"), numRecords=5, deletionVector=inline([0]))])
     (operation,) = plan(inputs)
     assert CompactionTask.from_json(operation.to_json()).inputs[1].deletionVector == inline([0])
-    (owed,) = window_debts(choose(inputs))
+    (owed,) = group_by_window(choose(inputs))
     assert owed.rows == 9
 
 
@@ -163,11 +163,11 @@ def test_splits_whose_sort_schema_no_longer_fits_are_left_alone() -> None:
 
 def test_debt_counts_only_what_a_compaction_would_read() -> None:
     adds = [_add("a", 0), _add("b", 0), _add("c", 3600), _add("d", None), _add("e", None, size=7)]
-    assert window_debts(choose(snapshot(adds))) == [
-        WindowDebt(0, 2, 20, 2000, 2000, 1, 1, (Reason.REQUESTED,)),
-        WindowDebt(None, 2, 20, 1007, 1007, 1, 1, (Reason.REQUESTED,)),
+    assert group_by_window(choose(snapshot(adds))) == [
+        PendingCompaction(0, 2, 20, 2000, 2000, 1, 1, (Reason.REQUESTED,)),
+        PendingCompaction(None, 2, 20, 1007, 1007, 1, 1, (Reason.REQUESTED,)),
     ]
-    assert window_debts(choose(snapshot([_add("a", 0), _add("b", 3600)]))) == []
+    assert group_by_window(choose(snapshot([_add("a", 0), _add("b", 3600)]))) == []
 
 
 def test_a_table_without_windows_is_one_group() -> None:

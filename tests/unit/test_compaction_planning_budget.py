@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage_core.compact.debt import WindowDebt, window_debts
+from storage_core.compact.pending_work import PendingCompaction, group_by_window
 from storage_core.compact.planner import choose
 from storage_core.compact.work import CompactionTask, Merge
 from storage_core.data.settings.layout import Mode
@@ -35,8 +35,8 @@ def _per_split(snapshot_of: Callable[[int], Snapshot], work: Callable[[Snapshot]
     return (many - few) / (SPLITS // 2)
 
 
-def _debts(snapshot: Snapshot, mode: Mode) -> list[WindowDebt]:
-    return window_debts(choose(snapshot, mode=mode))
+def _debts(snapshot: Snapshot, mode: Mode) -> list[PendingCompaction]:
+    return group_by_window(choose(snapshot, mode=mode))
 
 
 @pytest.mark.parametrize("windows", [1, 400])
@@ -47,7 +47,7 @@ def test_debt_takes_no_step_per_split(windows: int, mode: Mode) -> None:
     many = snapshot_of_many(SPLITS, windows)
     assert sum(each.splits for each in _debts(many, mode=mode)) >= SPLITS * 0.9
     steps = steps_of(lambda: _debts(many, mode=mode))
-    assert (steps.made(Add), steps.made(Merge), steps.made(WindowDebt)) == (0, 0, windows)
+    assert (steps.made(Add), steps.made(Merge), steps.made(PendingCompaction)) == (0, 0, windows)
 
 
 @pytest.mark.parametrize("windows", [1, 400])

@@ -37,10 +37,10 @@ def opened(table: KeyedTable) -> Table:
 
 def distribute(table: KeyedTable) -> None:
     region = whole_table(table.snapshot.table_id)
-    turn = router.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
+    turn = router.claim_region(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
     records = RecordBuilder(PLANES, ("tailnum",)).puts([{"tailnum": "a", "seats": 2}])
     written = router.write_distributed(table.store, records, ("tailnum",), turn=turn, clock=table.clock, ids=table.ids)
-    of_chunks = [router.Stretch(writer="w", after=0, last=3)]
+    of_chunks = [router.ChunkRange(writer="w", after=0, last=3)]
     router.finish(table.store, turn, written.path, of_chunks, clock=table.clock, writer_id="distributor")
 
 

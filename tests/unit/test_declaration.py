@@ -439,7 +439,7 @@ def test_a_name_or_place_belongs_to_the_first_file(tmp_path: Path, other: tuple[
     declared = read_tables(tmp_path)
     assert (declared.names(), [each.file.name for each in declared.problems]) == ("events", ["b.yaml"])
     with pytest.raises(InvalidInput, match=problem):
-        declared.require_sound()
+        declared.require_valid()
 
 
 @pytest.mark.parametrize(

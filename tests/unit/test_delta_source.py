@@ -33,7 +33,7 @@ def changed(place: Path, *ids: int) -> deltalake.DeltaTable:
 
 
 def group_after(place: Path, version: int, changes: DeltaChanges = "apply", lost: tuple[int, ...] = ()) -> DeltaGroup:
-    log = DeltaLog.look(str(place), version)
+    log = DeltaLog.list_versions(str(place), version)
     table_id = str(deltalake.DeltaTable(str(place)).metadata().id)
     found = next_group(log, DeltaProgress(table_id=table_id, next_version=version), changes, lost=lost)
     assert found is not None
@@ -60,7 +60,7 @@ def test_names_of_columns_are_those_of_the_log_however_they_are_escaped(tmp_path
     lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
     file.write_text("\n".join(map(json.dumps, lines)))
     assert wide not in deltalake.DeltaTable(str(tmp_path)).schema().to_json(), "delta-rs misreads it"
-    found = next_group(DeltaLog.look(str(tmp_path)), None, "apply")
+    found = next_group(DeltaLog.list_versions(str(tmp_path)), None, "apply")
     assert found is not None
     assert list(found.table.schema.physical_names().values()) == [wide]
 
@@ -99,7 +99,7 @@ def test_a_file_that_came_and_went_and_what_a_compaction_rewrote_are_not_read(tm
     changed(tmp_path, 3).optimize.compact()
     group = group_after(tmp_path, 1)
     assert (group.first, group.last, len(group.added), len(group.removed)) == (1, 4, 1, 0)
-    assert not group.lost(DeltaLog.look(str(tmp_path)))
+    assert not group.lost(DeltaLog.list_versions(str(tmp_path)))
 
 
 def test_a_group_ends_before_a_version_that_is_refused_and_skips_or_follows_it(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_group_ends_before_a_version_that_is_refused_and_skips_or_follows_it(t
 def test_a_version_that_is_none_is_named(tmp_path: Path, line: str) -> None:
     changed(tmp_path, 1)
     table = changed(tmp_path, 2)
-    log = DeltaLog.look(table.table_uri)
+    log = DeltaLog.list_versions(table.table_uri)
     before = log.table_at(0)
     (tmp_path / "_delta_log" / "00000000000000000001.json").write_text(f"{line}\n", encoding="utf-8")
     with pytest.raises(Corrupt, match=r"00000000000000000001\.json: not a version of a Delta log"):
@@ -132,12 +132,12 @@ def test_a_lost_version_is_a_gap_of_its_group(tmp_path: Path) -> None:
     group = group_after(tmp_path, 1)
     for file in group.commits[0].added:
         Path(file.uri.removeprefix("file://")).unlink()
-    assert group.lost(DeltaLog.look(str(tmp_path))) == {1}
+    assert group.lost(DeltaLog.list_versions(str(tmp_path))) == {1}
     found = group_after(tmp_path, 1, lost=(1,))
     assert (found.gaps, found.added) == ((DeltaGap(1, 1),), group.commits[1].added)
     (tmp_path / "_delta_log" / f"{1:020}.json").unlink()
     begun = DeltaProgress(table_id=group.table.id, next_version=1)
-    without = next_group(DeltaLog.look(str(tmp_path), 1), begun, "refuse")
+    without = next_group(DeltaLog.list_versions(str(tmp_path), 1), begun, "refuse")
     assert without is not None
     assert (without.last, without.has_rows, without.reached.gaps) == (1, False, (DeltaGap(1, 1),))
 
@@ -153,7 +153,7 @@ def test_progress_is_read_as_it_was_recorded() -> None:
 
 def test_no_delta_table_is_no_landing_place(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="a Delta table does not exist here"):
-        next_group(DeltaLog.look(str(tmp_path)), None, "refuse")
+        next_group(DeltaLog.list_versions(str(tmp_path)), None, "refuse")
 
 
 def test_as_many_equal_rows_are_deleted_as_are_given(tmp_path: Path) -> None:

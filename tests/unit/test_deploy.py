@@ -21,10 +21,10 @@ import yaml
 
 from pipelines.alerts.receivers import ALERTS, PASSWORD, read_alerts
 from pipelines.cli import build
-from pipelines.files_of_all import problems_of_all
+from pipelines.maintenance.budgets import UPKEEP
 from pipelines.processes.programs import Address, Service
+from pipelines.shared_config import problems_of_all
 from pipelines.tables import POSTGRES
-from pipelines.upkeep.budgets import UPKEEP
 from scripts.installer import locked_python
 from storage_core.change.declaration_parts import AUTOMATION
 

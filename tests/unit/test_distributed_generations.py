@@ -20,7 +20,7 @@ from storage_core.write.region import generation, router
 from storage_core.write.region.idle import find_idle
 from storage_core.write.region.manifest import read_latest, region_of
 from storage_core.write.region.records import RecordBuilder
-from storage_core.write.region.router import Stretch, Turn
+from storage_core.write.region.router import ChunkRange, RegionClaim
 from storage_core.write.region.spec import known_manifests, whole_table
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import PLANES, KeyedTable, seats
@@ -33,9 +33,9 @@ def puts(**seats: int) -> pa.Table:
     return BUILDER.puts([{"tailnum": name, "seats": value} for name, value in seats.items()])
 
 
-def take_turn(table: KeyedTable) -> Turn:
+def take_turn(table: KeyedTable) -> RegionClaim:
     region = whole_table(table.snapshot.table_id)
-    return router.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
+    return router.claim_region(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
 
 
 def distribute(table: KeyedTable, records: pa.Table, after: int, last: int) -> None:
@@ -45,7 +45,7 @@ def distribute(table: KeyedTable, records: pa.Table, after: int, last: int) -> N
         table.store,
         turn,
         written.path,
-        [Stretch(writer=WRITER, after=after, last=last)],
+        [ChunkRange(writer=WRITER, after=after, last=last)],
         clock=table.clock,
         writer_id=table.ids.uuid(),
     )
@@ -116,7 +116,7 @@ def test_of_two_distributors_with_one_plan_the_later_one_conflicts_and_the_fence
     distribute(table, puts(a=1), 0, 2)
     with pytest.raises(CommitConflict, match=r"now distributed up to 2\. This plan begins after 0"):
         distribute(table, puts(a=1), 0, 3)
-    stretch = [Stretch(writer=WRITER, after=0, last=2)]
+    stretch = [ChunkRange(writer=WRITER, after=0, last=2)]
     with pytest.raises(WriterFenced):
         router.finish(table.store, early, "00000000_gen_1", stretch, clock=table.clock, writer_id=table.ids.uuid())
     assert (seats(table), marks(table)) == ({"a": 1}, {WRITER: 2})

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage_core.base.errors import InvalidInput
-from storage_core.read.search.question import Fusion, Ranking, fuse, fusion_of, weights_of
+from storage_core.read.search.search_request import Fusion, Ranking, fuse, fusion_of, weights_of
 
 ROWS = 12
 scores = st.lists(st.integers(-3, 3).map(float), max_size=ROWS).map(lambda each: sorted(each, reverse=True))

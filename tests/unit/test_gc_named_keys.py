@@ -29,7 +29,7 @@ from storage_core.log.actions import (
     Translation,
     Txn,
 )
-from storage_core.maintain.walk import ALL_FIELDS, NOT_KEEPING, named_keys
+from storage_core.maintain.table_objects import ALL_FIELDS, NOT_KEEPING, named_keys
 
 ID = "0f8fad5b-d9cb-469f-a165-70867728950e"
 SPLIT = keys.split_key(None, False, ID)

@@ -29,7 +29,7 @@ from storage_core.maintain.findings import Kind
 from storage_core.split.context import context_of
 from storage_core.store.contract import Overwrite
 from storage_core.store.memory import MemoryStore
-from storage_core.write.region import generation, generation_write, router, unmerged
+from storage_core.write.region import captured_regions, generation, generation_write, router
 from storage_core.write.region.generation_write import SortingTerms, SortingWork, of_base
 from storage_core.write.region.manifest import read_latest
 from storage_core.write.region.records import SEGMENT_ROWS, RecordBuilder, WriterOptions
@@ -68,7 +68,7 @@ def row(number: int, text: str | None, tag: str | None = None) -> dict[str, obje
 
 def found(table: KeyedTable, query: str, index: str, cache: Path | None = None) -> list[dict[str, Any]]:
     snapshot = table.snapshot
-    waiting = unmerged.capture(table.store, snapshot, include_wal=True).parts(snapshot)
+    waiting = captured_regions.capture(table.store, snapshot, include_wal=True).parts(snapshot)
     rows: list[dict[str, Any]] = search(
         table.store, snapshot, query, index=index, limit=100, unmerged=waiting, cache_dir=cache
     ).to_pylist()
@@ -171,7 +171,7 @@ def test_a_search_fetches_a_segment_once_and_opens_splits_with_hits_only(tmp_pat
     (segment,) = segment_keys(table)
     (merged,) = snapshot.segments
     (moved,) = snapshot.translations
-    waiting = unmerged.capture(table.store, snapshot, include_wal=True).parts(snapshot)
+    waiting = captured_regions.capture(table.store, snapshot, include_wal=True).parts(snapshot)
 
     def requests(query: str) -> list[tuple[str, str]]:
         before = len(table.store.trace)  # type: ignore[attr-defined]  # narrowed above
@@ -273,7 +273,7 @@ def test_distributed_and_sorted_generations_of_many_rows_have_segments_too(tmp_p
             pa.table([pa.array(range(size)), pa.nulls(size, pa.string()), pa.array(["x"] * size)], schema=SCHEMA)
         )
         region = whole_table(table.snapshot.table_id)
-        turn = router.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
+        turn = router.claim_region(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
         written = router.write_distributed(
             table.store, records, ("id",), turn=turn, clock=table.clock, ids=table.ids, context=context
         )

@@ -432,7 +432,7 @@ def wal_puts(store: FaultStore) -> int:
 
 def waiting(writer: RegionWriter) -> int:
     """Return the number of rows that are not durable yet."""
-    return writer._group.look(lambda tables: sum(int(each.num_rows) for each in tables))
+    return writer._group.read_unflushed(lambda tables: sum(int(each.num_rows) for each in tables))
 
 
 def seen(writer: RegionWriter) -> dict[object, tuple[object, ...]]:

@@ -149,7 +149,7 @@ def test_regions_without_unflushed_rows_cost_one_head_each_and_those_of_live_wri
 def test_a_region_without_rows_in_its_log_is_left_to_who_claimed_it() -> None:
     world = World()
     region = only_region(world.table.snapshot.table_id, world.table.snapshot.config.region_spec)
-    turn = router.take_turn(world.memory, world.table.snapshot, region, clock=world.clock, ids=world.table.ids)
+    turn = router.claim_region(world.memory, world.table.snapshot, region, clock=world.clock, ids=world.table.ids)
     world.wait()
     assert world.table.flush_idle() == 0
     manifest = read_latest(world.memory, region.id)

@@ -22,7 +22,7 @@ from storage_core.data.rows.fold import record_schema
 from storage_core.store.contract import Overwrite
 from storage_core.store.memory import MemoryStore
 from storage_core.store.meter import MeteredStore
-from storage_core.write.region import generation, unmerged
+from storage_core.write.region import captured_regions, generation
 from storage_core.write.region.manifest import read_latest
 from storage_core.write.region.records import KeyRuns, Memtable, RecordBuilder
 from tests.support.keyed_table import PLANES, KeyedTable
@@ -76,7 +76,7 @@ def flushed(table: KeyedTable, *, entries: int = 5, rows: int = 20) -> Generatio
 
 
 def found(table: KeyedTable, held: Generation, *names: str) -> list[tuple[object, object]]:
-    return [pair for part in unmerged.find(table.store, [held], wanted(*names)) for pair in pairs(part)]
+    return [pair for part in captured_regions.find(table.store, [held], wanted(*names)) for pair in pairs(part)]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from storage_core.data.rows.fold import OPERATION, Operation
 from storage_core.data.rows.window_range import window_range
 from storage_core.data.settings.table import LateData, TableConfig
 from storage_core.data.steps import Ingest
-from storage_core.log.job_run import Here, JobRun
+from storage_core.log.job_run import InProcessExecutor, JobRun
 from storage_core.maintain.check import fsck
 from storage_core.maintain.rejections import measure_rejections
 from storage_core.store.meter import MeteredStore
@@ -28,8 +28,8 @@ from storage_core.write.ingest.changes import ChangeFormat
 from storage_core.write.ingest.envelopes import UNAVAILABLE
 from storage_core.write.ingest.landed_regions import ROWS_OF_A_GENERATION, require_unlanded
 from storage_core.write.ingest.landing import LandingSpec
-from storage_core.write.region.held_orders import sort_by_order, without_older
 from storage_core.write.region.manifest import read_latest
+from storage_core.write.region.record_order import sort_by_order, without_older
 from storage_core.write.region.spec import known_regions
 from tests.support.keyed_landing import KEYED, SCHEMA, THREE_REGIONS, KeyedLanding, change, make_landing
 from tests.support.quarantined import Opened
@@ -428,7 +428,7 @@ def test_a_run_never_replays_files_that_another_run_ingested_after_its_plan(
     for number in range(6):
         landing.land(f"{number}", {"id": 1, "name": f"{number}"}, {"id": 10 + number, "name": "landed"})
     log = landing.log
-    planned = JobRun(Ingest(table_uri=landing.store.uri), Here(log), Opened(log), takes_leases=False)  # type: ignore[arg-type]
+    planned = JobRun(Ingest(table_uri=landing.store.uri), InProcessExecutor(log), Opened(log), takes_leases=False)  # type: ignore[arg-type]
     assert landing.ingest().details["files"] == 6
     with landing.table.writer() as writer:
         writer.put({"id": 1, "name": "written later"})
@@ -474,7 +474,7 @@ def test_two_runs_at_once_apply_each_file_once(landing: KeyedLanding) -> None:
     log = landing.log
     planned = log.snapshot()
     landing.ingest()
-    job = JobRun(Ingest(table_uri=landing.store.uri), Here(log), takes_leases=False)
+    job = JobRun(Ingest(table_uri=landing.store.uri), InProcessExecutor(log), takes_leases=False)
     job.use(log, planned)
     with pytest.raises(CommitConflict, match="another run ingested the file of 'landed:a'"):
         require_unlanded(job, ["landed:a"])

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from storage_core.base.errors import InvalidInput, Unavailable, of_the_system, out_of_memory, typed
-from storage_core.base.process import require_headroom
+from storage_core.base.process import check_free_resources
 
 TOO_MUCH = 2**60
 QUOTED = "Out of Memory Error (os error 12) memory allocation of 8 bytes"
@@ -74,6 +74,6 @@ def test_duckdbs_text_is_all_that_a_stream_keeps_of_its_lack_of_memory() -> None
 
 
 def test_an_error_of_ours_passes_whatever_it_quotes() -> None:
-    for block in (typed("t"), require_headroom("t")):
+    for block in (typed("t"), check_free_resources("t")):
         with pytest.raises(InvalidInput), block:
             raise InvalidInput(QUOTED)

@@ -26,7 +26,7 @@ from storage_core.store.contract import Overwrite
 from storage_core.store.memory import MemoryStore
 from storage_core.store.meter import MeteredStore
 from storage_core.table import Table
-from storage_core.write.late_rows import LateRowFilter, Origin, keep, read_entries, read_object
+from storage_core.write.late_rows import LateRowFilter, RowOrigin, read_entries, read_object, write_quarantine_entry
 from tests.support.clock import START_MS, ManualClock
 from tests.support.fault_store import FaultStore, PutFault
 from tests.support.keyed_table import KeyedTable
@@ -171,10 +171,10 @@ def test_a_closed_writer_quarantines_nothing() -> None:
 def test_one_way_in_keeps_an_entry_per_window_where_it_asks_for_it() -> None:
     store = MemoryStore("late")
     rule = LateRule("at", LateData())
-    late_filter = LateRowFilter(store, rule, Origin(source="a.log", by="ingest", size=9), window_seconds=900)
+    late_filter = LateRowFilter(store, rule, RowOrigin(source="a.log", by="ingest", size=9), window_seconds=900)
     rows = pa.Table.from_pylist(rows_of(0, 61, 300, 62), SCHEMA)
     assert late_filter.admit(rows, START_MS).column("id").to_pylist() == [0]
-    again = LateRowFilter(store, rule, Origin(source="a.log", by="ingest", size=9), window_seconds=900)
+    again = LateRowFilter(store, rule, RowOrigin(source="a.log", by="ingest", size=9), window_seconds=900)
     again.admit(pa.concat_tables([rows.slice(0, 2), rows.slice(2)]), START_MS)
     assert again.keys == late_filter.keys
     kept = [each for _, each in read_entries(store) if isinstance(each, QuarantinedRows)]
@@ -198,7 +198,7 @@ EVERY_TYPE = pa.table(
 def test_rows_come_back_exactly_as_they_came_in() -> None:
     store = MemoryStore("late")
     entry = QuarantinedRows(source="writer", reason="late", by="me", arrived_ms=5, rows=EVERY_TYPE)
-    (found,) = read_object(store, keep(store, entry).key)
+    (found,) = read_object(store, write_quarantine_entry(store, entry).key)
     assert isinstance(found, QuarantinedRows)
     assert found.rows.equals(EVERY_TYPE)
     assert (found.source, found.size, found.by, found.arrived_ms) == ("writer", None, "me", 5)
@@ -208,8 +208,10 @@ def test_rows_come_back_exactly_as_they_came_in() -> None:
 def test_lines_and_rows_are_told_apart() -> None:
     store = MemoryStore("late")
     lines = ({"line": 1, "reason": "x", "text": "", "encoding": "utf-8"}, {"line": 2, "reason": "x", "text": "a"})
-    keep(store, RejectedLines(source="a.log", size=7, rejected=lines))
-    keep(store, QuarantinedRows(source="a.log", size=7, reason="late", by="ingest", arrived_ms=5, rows=EVERY_TYPE))
+    write_quarantine_entry(store, RejectedLines(source="a.log", size=7, rejected=lines))
+    write_quarantine_entry(
+        store, QuarantinedRows(source="a.log", size=7, reason="late", by="ingest", arrived_ms=5, rows=EVERY_TYPE)
+    )
     kinds = {type(each): each.reasons for _, each in read_entries(store)}
     assert kinds == {RejectedLines: Counter(x=2), QuarantinedRows: {"late": 2}}
 
@@ -232,7 +234,7 @@ def test_a_damaged_or_invented_entry_is_named(harm: dict[str, object]) -> None:
     store = MemoryStore("late")
     entry = QuarantinedRows(source="writer", reason="late", by="me", arrived_ms=5, rows=EVERY_TYPE)
     harmed = json.dumps({**json.loads(arrow_files.encode_quarantine(entry)), **harm}).encode()
-    for key in (keep(store, entry).key, quarantine_key("writer", arrow_files.id_of(harmed))):
+    for key in (write_quarantine_entry(store, entry).key, quarantine_key("writer", arrow_files.id_of(harmed))):
         store.put(key, harmed, Overwrite())
         with pytest.raises(Corrupt, match=key):
             read_object(store, key)

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from itertools import permutations
 
 from storage_core.log.actions import Add
-from storage_core.maintain.found_splits import Choice, Evidence, FoundSplit, choose
-from storage_core.split.metadata import Lineage, MergedRange, Operation, Origin
+from storage_core.maintain.recovered_splits import Choice, Evidence, FoundSplit, choose
+from storage_core.split.metadata import FileOrigin, Lineage, MergedRange, Operation
 
 REGION = "00112233-4455-6677-8899-aabbccddeeff"
 
 
 def found(name: str, rows: int = 1, *, lineage: Lineage | None = None, planned: int = 0) -> FoundSplit:
-    origin = Origin(
+    origin = FileOrigin(
         table_id="t", table_schema="{}", configuration={}, planned_version=planned, lineage=lineage or Lineage()
     )
     return FoundSplit(add=Add(path=name, size=1, modificationTime=1, numRecords=rows), origin=origin)

@@ -11,7 +11,7 @@ import pytest
 
 from jobs.command import from_arguments, to_arguments
 from jobs.spark.spark import Spark
-from storage_core.compact.debt import Pieces, owed, within
+from storage_core.compact.pending_work import Pieces, find_pieces, within
 from storage_core.data.settings.layout import Mode
 from storage_core.data.steps import Compact
 from storage_core.log.job_run import run
@@ -25,7 +25,7 @@ LATER_MS = 10**13
 
 
 def seen(held: Snapshot) -> Pieces:
-    return owed(held, now_ms=LATER_MS, mode=Mode.POLICY).first()
+    return find_pieces(held, now_ms=LATER_MS, mode=Mode.POLICY).first()
 
 
 def read_by(held: Snapshot, most_bytes: int | None) -> list[tuple[int | None, int]]:
@@ -77,7 +77,7 @@ def test_the_job_plans_no_more_than_it_was_granted(tmp_path: Path) -> None:
     hours = [datetime(2026, 1, 1, hour, tzinfo=UTC) for hour in range(3)]
     for number in range(10):
         table.append(pa.table({"at": hours, "n": [number] * 3}, schema))
-    pieces = owed(table.snapshot, now_ms=table.log.clock.now_ms(), mode=Mode.POLICY).first()
+    pieces = find_pieces(table.snapshot, now_ms=table.log.clock.now_ms(), mode=Mode.POLICY).first()
     request = Compact(table_uri=table.uri, mode=Mode.POLICY, dry_run=True)
     for most, windows in ((None, 3), (sum(pieces.bytes), 3), (sum(pieces.bytes[:2]), 2), (min(pieces.bytes) - 1, 0)):
         report = run(replace(request, most_bytes=most), Spark())  # planning does not start it

@@ -10,8 +10,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from pipelines.cli import main
-from pipelines.failed import LastFailure
-from pipelines.status import Place, State, look_at_all, metrics_text
+from pipelines.last_failures import LastFailure
+from pipelines.status import State, StatusTarget, collect_all_statuses, metrics_text
 from storage_core.maintain.status import status
 from storage_core.table import Table
 
@@ -56,7 +56,7 @@ def test_the_metrics_are_those_of_the_status(place: Path, capfd: pytest.CaptureF
     assert value(found, "table_size_bytes", table="events") == own.bytes
     assert value(found, "table_committed_timestamp_seconds", table="events") == own.committed_at / 1000
     assert value(found, "table_state", table="events", tidemark_table_state="ok") == 1
-    assert value(found, "owed", table="events", step="catch_up", unit="rows") == 1
+    assert value(found, "pending", table="events", step="catch_up", unit="rows") == 1
     assert value(found, "index_uncovered_rows", table="events", index="text") == 1
     assert value(found, "table_freshness_seconds", table="events") is None
     assert main(["metrics", "--output", "tidemark.prom", "--json"]) == 0
@@ -71,14 +71,18 @@ def test_the_metrics_are_those_of_the_status(place: Path, capfd: pytest.CaptureF
 def test_tables_that_fail_and_names_of_any_text_are_parsed(tmp_path: Path) -> None:
     uri = str(tmp_path / "x")
     Table.create(uri, pa.schema([("n", pa.int64())]))
-    looked = list(look_at_all([Place(name=STRANGE, uri=uri), Place(name="gone", uri=f"{uri}-", is_declared=False)]))
+    looked = list(
+        collect_all_statuses(
+            [StatusTarget(name=STRANGE, uri=uri), StatusTarget(name="gone", uri=f"{uri}-", is_declared=False)]
+        )
+    )
     failed = LastFailure(at=1500, run_id="r", step='s"', message="m", is_over=False)
     found = parsed(metrics_text(looked, {"gone": failed}))
     assert value(found, "table_rows", table='odd"\\name\\n\\x1b\\ud800é') == 0
     assert value(found, "last_failure_timestamp_seconds", table="gone", step='s"') == 1.5
     states = [value(found, "table_state", table="gone", tidemark_table_state=each.value) for each in State]
     assert states == [float(each is State.FAILED) for each in State]
-    again = parsed(metrics_text(look_at_all([Place(name="x", uri=uri)]), {"x": failed}))
+    again = parsed(metrics_text(collect_all_statuses([StatusTarget(name="x", uri=uri)]), {"x": failed}))
     assert value(again, "table_state", table="x", tidemark_table_state="failing") == 1
     assert value(again, "table_state", table="x", tidemark_table_state="ok") == 0
 

@@ -17,7 +17,7 @@ from pyarrow.parquet import encryption
 
 from storage_core.base.errors import Corrupt
 from storage_core.data.rows.conform import conform
-from storage_core.write.ingest.parquet_files import Chunk, check_pages, footer_of, parquet_blocks, sound_batches
+from storage_core.write.ingest.parquet_files import Chunk, check_pages, footer_of, parquet_blocks, valid_batches
 
 ROWS = 700
 TEXTS = [None if row % 5 == 0 else f"value {row // 3}" for row in range(ROWS)]
@@ -177,7 +177,7 @@ def test_json_lands_as_text_and_is_read_as_a_dictionary(tmp_path: Path) -> None:
     assert read(file.read_bytes(), schema).to_pylist() == [{"j": "[1]", "l": ["1"]}] * 200
     stored = pa.table({"j": pa.ExtensionArray.from_storage(pa.json_(), pa.array(["[1]"] * 200))})
     for data in (file.read_bytes(), written(stored)):
-        for batch in sound_batches("a", io.BytesIO(data), lambda _: None, schema):
+        for batch in valid_batches("a", io.BytesIO(data), lambda _: None, schema):
             assert pa.types.is_dictionary(batch.column("j").type), "else a text that is repeated is held as often"
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage_core.base.errors import Corrupt
-from storage_core.data.formats.parquet_footer import require_sound_chunks
+from storage_core.data.formats.parquet_footer import require_valid_chunks
 from storage_core.write.ingest.parquet_files import parquet_blocks
 
 ROWS = pa.table({"a": [1, None, 3], "tags": [["x"], ["y", "z"], None]})
@@ -31,7 +31,7 @@ def unsound() -> bytes:
     for bit in range(footer.start * 8, footer.stop * 8):
         flipped = bytes(each ^ (1 << bit % 8) * (at == bit // 8) for at, each in enumerate(data))
         try:
-            require_sound_chunks(pq.read_metadata(io.BytesIO(flipped)), len(flipped))
+            require_valid_chunks(pq.read_metadata(io.BytesIO(flipped)), len(flipped))
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             if "histogram size mismatch" in str(error):
                 return flipped
@@ -40,7 +40,7 @@ def unsound() -> bytes:
 
 def test_a_sound_footer_is_taken_and_no_page_is_read() -> None:
     data = written()
-    require_sound_chunks(pq.read_metadata(io.BytesIO(data)), len(data))
+    require_valid_chunks(pq.read_metadata(io.BytesIO(data)), len(data))
 
 
 def test_a_histogram_that_does_not_fit_its_column_ends_python_and_not_us() -> None:
@@ -54,7 +54,7 @@ for group in map(found.row_group, range(found.num_row_groups)):
     ended = subprocess.run([sys.executable, "-c", ask], input=data, capture_output=True, check=False)
     assert ended.returncode < 0, "else the look is needed no more"
     with pytest.raises(OSError, match="histogram size mismatch"):
-        require_sound_chunks(pq.read_metadata(io.BytesIO(data)), len(data))
+        require_valid_chunks(pq.read_metadata(io.BytesIO(data)), len(data))
 
 
 def test_such_a_landed_file_is_rejected(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import tidemark as tm
 from storage_core.log.actions import Add
 from storage_core.read import follow as divided
-from storage_core.read.follow import Wanted, groups, portions, rows_of
+from storage_core.read.follow import Wanted, groups, plan_read_tasks, rows_of
 from storage_core.read.scan import Scan, wanted_filter
 from storage_core.store.resolve import open_store
 from tests.support.keyed_table import KeyedTable
@@ -28,7 +28,7 @@ def read(scan: Scan, condition: str | None) -> tuple[list[dict[str, object]], in
 
     The tasks are read from copies, in random order.
     """
-    found = pickle.loads(pickle.dumps(portions(scan)))  # noqa: S301  # as to another process
+    found = pickle.loads(pickle.dumps(plan_read_tasks(scan)))  # noqa: S301  # as to another process
     Random(1).shuffle(found)
     wanted = Wanted(columns=scan.columns, filter=wanted_filter(condition))
     rows = [row for each in found for batch in rows_of(each, wanted, batch_rows=7) for row in batch.to_pylist()]

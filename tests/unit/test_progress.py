@@ -23,10 +23,10 @@ def test_progress_is_said_once_in_a_pause_and_counts_what_is_under_way() -> None
     progress.end()
     assert said == [(2, 10)]
     clock.seconds += LEAST_PAUSE_SECONDS
-    progress.look({"a stage": 3, "another": 1})
+    progress.update_finished({"a stage": 3, "another": 1})
     assert said[1:] == [(7, 10)]
     clock.seconds += LEAST_PAUSE_SECONDS
-    progress.look({})
+    progress.update_finished({})
     assert said.pop() == (7, 10), "what has ended is not taken back"
     clock.seconds += LEAST_PAUSE_SECONDS
     progress.end(7)

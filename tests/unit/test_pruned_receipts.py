@@ -10,7 +10,7 @@ import pytest
 from storage_core.data.formats.keys import QUARANTINE_PREFIX
 from storage_core.data.settings.table import TableConfig
 from storage_core.data.steps import Collect
-from storage_core.log.job_run import Here, run
+from storage_core.log.job_run import InProcessExecutor, run
 from storage_core.log.log import TransactionLog
 from storage_core.maintain.collect import collect, forgotten_keys, read_plan
 from storage_core.maintain.quarantine import MOST_RECEIPTS, RETRIES, clear, pending_entries, prune, selection
@@ -147,6 +147,6 @@ def test_a_clear_and_a_retry_that_were_planned_before_are_planned_again(cleared:
 def test_the_job_of_the_collector_prunes_and_reports_the_number(cleared: Bench) -> None:
     log = cleared.log
     options = Collect(table_uri=cleared.store.uri, horizon_ms=DAY_MS)
-    report = run(options, Here(log), Opened(log, log.snapshot()))
+    report = run(options, InProcessExecutor(log), Opened(log, log.snapshot()))
     assert (report.status, report.details["pruned_quarantine"]) == ("committed", 10)
     assert len(receipts(cleared)) == 1

@@ -17,7 +17,7 @@ from storage_core.data.formats.kinds import KeyKind
 from storage_core.store.contract import Overwrite
 from storage_core.store.memory import MemoryStore
 from storage_core.write.ingest.convert import RejectedLine, write_quarantine
-from storage_core.write.late_rows import Kept
+from storage_core.write.late_rows import QuarantineResult
 from tests.support.rejected_lines import rejected_lines
 
 LINES = [
@@ -118,7 +118,7 @@ def test_the_same_rejections_are_one_object_and_others_another() -> None:
     store = MemoryStore("quarantine")
     first = write_quarantine(store, "a.log", 100, LINES)
     assert first.is_new
-    assert write_quarantine(store, "a.log", 100, LINES) == Kept(first.key, is_new=False)
+    assert write_quarantine(store, "a.log", 100, LINES) == QuarantineResult(first.key, is_new=False)
     others = {
         write_quarantine(store, "a.log", 101, LINES).key,
         write_quarantine(store, "b.log", 100, LINES).key,

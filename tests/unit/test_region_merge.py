@@ -19,7 +19,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.split.writer import Rewrite
 from storage_core.store.contract import ObjectStore
 from storage_core.store.memory import MemoryStore
-from storage_core.write.region import merge, unmerged
+from storage_core.write.region import captured_regions, merge
 from storage_core.write.region.merge_work import MergeResult, MergeWork
 from storage_core.write.region.spec import list_regions
 from tests.support import merge_plan
@@ -28,7 +28,7 @@ from tests.support.keyed_table import PLANES, KeyedTable, Row
 
 def waiting(store: ObjectStore, snapshot: Snapshot, *, include_wal: bool) -> pa.Table:
     """Return the durable records that the snapshot has not merged."""
-    return unmerged.capture(store, snapshot, include_wal=include_wal).above(snapshot)
+    return captured_regions.capture(store, snapshot, include_wal=include_wal).above(snapshot)
 
 
 def _table() -> KeyedTable:
@@ -314,7 +314,7 @@ def test_merged_generations_never_outrank_the_base_whatever_was_captured_when() 
     with table.writer() as planes:
         planes.put(_plane("a", 1))
         old = table.snapshot
-        captured = unmerged.capture(table.store, old, include_wal=True)
+        captured = captured_regions.capture(table.store, old, include_wal=True)
         planes.put(_plane("a", 2))
         planes.flush()
     table.merge()
@@ -327,7 +327,7 @@ def test_a_flush_between_capture_and_snapshot_neither_hides_nor_doubles_a_row() 
     table = _table()
     with table.writer() as planes:
         planes.put(_plane("a", 1))
-        captured = unmerged.capture(table.store, table.snapshot, include_wal=True)
+        captured = captured_regions.capture(table.store, table.snapshot, include_wal=True)
         planes.flush()
         assert captured.above(table.snapshot).column("seats").to_pylist() == [1]
 

@@ -19,7 +19,7 @@ from storage_core.data.rows.statistics import compute
 from storage_core.log.actions import Add
 from storage_core.log.split_columns import table_of
 from storage_core.store.memory import MemoryStore
-from storage_core.write.region import unmerged
+from storage_core.write.region import captured_regions
 from storage_core.write.region.generation import admitted, may_hold, may_overlap
 from tests.support.keyed_table import KeyedTable
 from tests.support.scale import scaled
@@ -157,7 +157,7 @@ def test_many_keys_are_asked_of_many_generations_without_a_step_per_key() -> Non
         for number in range(10):
             writer.put([{"tailnum": f"N{number}{row:04}", "seats": number} for row in range(100)])
             writer.flush()
-    captured = unmerged.capture(table.store, table.snapshot, include_wal=True)
+    captured = captured_regions.capture(table.store, table.snapshot, include_wal=True)
 
     def find(count: int) -> pa.Table:
         names = [f"N{row % 10}{row // 10:04}" for row in range(count)]

@@ -20,7 +20,7 @@ from storage_core.maintain.findings import Finding, Kind
 from storage_core.maintain.repair import repair
 from storage_core.store.memory import MemoryStore
 from storage_core.store.meter import MeteredStore
-from storage_core.write.region import generation_write, merge, unmerged
+from storage_core.write.region import captured_regions, generation_write, merge
 from storage_core.write.region.generation_write import SortingWork
 from storage_core.write.region.manifest import commit, prune_collected, read_latest, region_of
 from tests.support.ids import SeededIds
@@ -133,7 +133,7 @@ def test_a_snapshot_from_before_is_refused_and_not_answered_with_rows_missing() 
     with pytest.raises(
         SnapshotExpired, match=r"up to 3 are merged and collected. This version has merged only generations up to 1"
     ):
-        unmerged.capture(table.store, old, include_wal=True).above(old)
+        captured_regions.capture(table.store, old, include_wal=True).above(old)
     assert set(table.rows()) == set("abcd")
 
 

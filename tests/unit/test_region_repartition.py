@@ -14,7 +14,7 @@ from storage_core.log.log import TransactionLog
 from storage_core.maintain.check import fsck
 from storage_core.store.contract import ObjectStore
 from storage_core.store.memory import MemoryStore
-from storage_core.write.region import unmerged
+from storage_core.write.region import captured_regions
 from storage_core.write.region.repartition import change_regions
 from storage_core.write.region.router import RoutingWriter
 from storage_core.write.region.spec import DeclaredField, declared_fields, first_specs, list_regions
@@ -67,7 +67,7 @@ def test_rows_of_the_old_regions_stay_and_newer_ones_win(
     expected |= dict.fromkeys(NAMES[:5], 2)
     del expected[NAMES[5]]
     assert seats(table) == expected
-    assert unmerged.capture(table.store, table.snapshot, include_wal=True).above(table.snapshot).num_rows == 0
+    assert captured_regions.capture(table.store, table.snapshot, include_wal=True).above(table.snapshot).num_rows == 0
     with table.routing_writer() as writer:
         writer.put(rows(3, NAMES[4:8]))
         writer.flush()

@@ -18,7 +18,7 @@ from storage_core.maintain.findings import Kind
 from storage_core.maintain.repair import repair
 from storage_core.store.contract import ObjectStore, Overwrite
 from storage_core.store.memory import MemoryStore
-from storage_core.write.region import merge, unmerged
+from storage_core.write.region import captured_regions, merge
 from storage_core.write.region.manifest import read_latest, region_of
 from storage_core.write.region.merge_work import MergeWork
 from storage_core.write.region.records import WriterOptions
@@ -271,7 +271,7 @@ def test_writes_flushes_and_merges_between_the_requests_of_a_reader_make_no_gap_
 
     reader = KeyedTable(FaultStore(memory, watch=Meanwhile(instant, meanwhile)))
     before = table.snapshot
-    captured = unmerged.capture(reader.store, before, include_wal=True)
+    captured = captured_regions.capture(reader.store, before, include_wal=True)
     head = reader.snapshot
     records = captured.above(head)
     base = pa.Table.from_pylist(table.base_rows(head), schema=PLANES)

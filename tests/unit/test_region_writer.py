@@ -16,7 +16,7 @@ from storage_core.data.settings.table import TableConfig
 from storage_core.store.contract import ObjectStore, Overwrite
 from storage_core.store.local import LocalStore
 from storage_core.store.memory import MemoryStore
-from storage_core.write.region import generation, unmerged, wal
+from storage_core.write.region import captured_regions, generation, wal
 from storage_core.write.region import writer as claiming
 from storage_core.write.region.manifest import read_latest
 from storage_core.write.region.records import WriterOptions
@@ -211,7 +211,7 @@ def test_a_lost_reply_on_a_wal_put_is_acknowledged_exactly_once(fault: PutFault)
         planes.put({"tailnum": "b"})
         planes.put({"tailnum": "c"})
         assert planes.unflushed().column("tailnum").to_pylist() == ["a", "b", "c"]
-    records = unmerged.capture(store, table.snapshot, include_wal=True).above(table.snapshot)
+    records = captured_regions.capture(store, table.snapshot, include_wal=True).above(table.snapshot)
     assert records.column("tailnum").to_pylist() == ["a", "b", "c"]
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines.cli import main
-from pipelines.status import Place, State, look
+from pipelines.status import State, StatusTarget, collect_status
 from storage_core.base.clock import HOUR_MS
 from storage_core.base.errors import InvalidInput
 from storage_core.change.declaration import load
@@ -57,7 +57,7 @@ class Log:
         write_quarantine(self.store, source, 1, lines)
 
     def state(self) -> State:
-        return look(Place(name="t", uri=self.store.uri), self.clock).state
+        return collect_status(StatusTarget(name="t", uri=self.store.uri), self.clock).state
 
 
 @pytest.fixture
@@ -172,12 +172,12 @@ def test_the_check_of_the_asset_fails_as_an_error_above_the_limit_and_warns_belo
 ) -> None:
     from dagster import AssetCheckSeverity
 
-    from assets.checks import judged_by_quarantine
+    from assets.checks import check_quarantine
     from assets.metadata import metadata_of
 
     report = ingest(capfd, "a.ndjson", 98 * GOOD + 2 * BAD)
     declared = load(place / "tables" / "clicks.yaml")
-    found = judged_by_quarantine(declared, report)
+    found = check_quarantine(declared, report)
     assert (found.passed, found.severity) == (False, AssetCheckSeverity.ERROR)
     assert (found.description or "").startswith("2 of 100 rows of the last 24 hours were rejected (2 %)")
     assert (found.description or "").endswith("tidemark quarantine clicks")
@@ -185,7 +185,7 @@ def test_the_check_of_the_asset_fails_as_an_error_above_the_limit_and_warns_belo
     assert counted == {"rejected": 2, "rows_rejected": 2, "rows_in": 100}
     assert metadata_of(report)["rows_rejected"].value == 2
     ingest(capfd, "b.ndjson", 200 * GOOD)
-    found = judged_by_quarantine(declared, ingest(capfd, "c.ndjson", GOOD))
+    found = check_quarantine(declared, ingest(capfd, "c.ndjson", GOOD))
     assert (found.passed, found.severity) == (False, AssetCheckSeverity.WARN), "the lines are still in quarantine"
 
 
@@ -266,7 +266,7 @@ def test_a_table_that_is_behind_and_rejects_is_behind_and_shows_both(log: Log) -
     log.reject("a", "r")
     log.commit(rows_in=2, rows_rejected=2)
     log.clock.now += 2 * HOUR_MS
-    found = look(Place(name="t", uri=log.store.uri, freshness_ms=HOUR_MS), log.clock)
+    found = collect_status(StatusTarget(name="t", uri=log.store.uri, freshness_ms=HOUR_MS), log.clock)
     assert found.state is State.BEHIND
     assert found.is_rejecting
 
@@ -277,7 +277,7 @@ def test_counts_of_more_than_1000_entries_are_exact_and_the_newest_entries_give_
     log.commit(rows_in=2_010, rows_out=1_005, rows_rejected=1_005)
     log.reject("z", *["unknown field 'country'"] * 5_000)
     log.commit(rows_in=5_000, rows_rejected=5_000)
-    found = look(Place(name="t", uri=log.store.uri), log.clock).status
+    found = collect_status(StatusTarget(name="t", uri=log.store.uri), log.clock).status
     assert found is not None
     assert found.rejections is not None
     assert (found.rejections.rows_in, found.rejections.rows_rejected) == (7_010, 6_005)

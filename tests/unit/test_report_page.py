@@ -9,11 +9,11 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from pipelines import report
-from pipelines.failed import LastFailure
+from pipelines.last_failures import LastFailure
 from pipelines.report import MOST_ROWS, Cell, Content, Pair, Point, Window, page
-from pipelines.status import Looked, Place
+from pipelines.status import StatusTarget, TableStatus
 from storage_core.base.errors import Corrupt, InvalidInput
-from storage_core.compact.debt import NextRun
+from storage_core.compact.pending_work import NextRun
 from storage_core.log.job_run import Prices, read_prices
 from storage_core.maintain.status import Status
 
@@ -36,7 +36,7 @@ class Seen(HTMLParser):
         assert not [name for name, _ in attrs if name.startswith("on")]
 
 
-def looked(name: str, *, error: Corrupt | None = None) -> Looked:
+def looked(name: str, *, error: Corrupt | None = None) -> TableStatus:
     found = Status(
         uri=HOSTILE,
         kind="append",
@@ -47,7 +47,7 @@ def looked(name: str, *, error: Corrupt | None = None) -> Looked:
         committed_at=0,
         newest_row_at=None,
         rows_came_at=None,
-        owed={},
+        pending={},
         indexes=(),
         regions=0,
         oldest_unmerged_ms=None,
@@ -57,7 +57,9 @@ def looked(name: str, *, error: Corrupt | None = None) -> Looked:
         freshness_ms=None,
         behind=(),
     )
-    return Looked(place=Place(name=name, uri=HOSTILE), status=None if error else found, error=error, requests={})
+    return TableStatus(
+        place=StatusTarget(name=name, uri=HOSTILE), status=None if error else found, error=error, requests={}
+    )
 
 
 def windows(*starts: int, seconds: int = HOUR) -> list[Window]:

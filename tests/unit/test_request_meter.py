@@ -65,7 +65,7 @@ def test_a_wave_begins_where_no_request_is_under_way() -> None:
     metered.get("a")
     with ThreadPoolExecutor(2) as pool:
         calls += [info.key for info in pool.map(metered.head, ["a", "a"])]
-    assert (calls, metered.meter.waves) == (["a", "a"], 3)
+    assert (calls, metered.meter.round_trips) == (["a", "a"], 3)
 
 
 def test_another_meter_counts_what_is_asked_meanwhile() -> None:
@@ -76,5 +76,5 @@ def test_another_meter_counts_what_is_asked_meanwhile() -> None:
         metered.get_range("a", 0, 1)
         metered.delete([])
     metered.get("a")
-    assert (other.requests["get"], other.bytes_read, other.waves) == (2, 3, 2)
+    assert (other.requests["get"], other.bytes_read, other.round_trips) == (2, 3, 2)
     assert (metered.requests["get"], metered.requests["put"], metered.requests["delete"]) == (3, 1, 0)

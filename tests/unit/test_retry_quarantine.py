@@ -23,7 +23,7 @@ from storage_core.maintain.quarantine import WHOLE_FILE, clear
 from storage_core.store.local import LocalStore
 from storage_core.table import Table
 from storage_core.write.ingest.convert import RejectedLine, write_quarantine
-from storage_core.write.late_rows import keep
+from storage_core.write.late_rows import write_quarantine_entry
 from tests.support.copies import copy_of
 from tests.support.crashes import left_by_crashes
 from tests.support.quarantined import HOUR, NOW_MS, SCHEMA, WIDER, Bench, line, make_bench
@@ -220,7 +220,7 @@ def test_late_rows_of_an_append_come_once(tmp_path: Path) -> None:
     times = pa.array([HOUR * 10**6, 9 * HOUR * 10**6, 1], pa.timestamp("us", tz="UTC"))
     rows = pa.table({"at": times, "id": pa.array([1, 2, 3], pa.int64())}, schema=SCHEMA)
     entry = QuarantinedRows(source="append", reason="late", by="me", arrived_ms=5 * HOUR * 1000, rows=rows)
-    keep(bench.store, entry)
+    write_quarantine_entry(bench.store, entry)
     assert counts(bench.retry()) == (3, 1, 2)
     assert bench.ids() == [2]
     assert counts(bench.retry()) == (2, 0, 2)
@@ -235,7 +235,9 @@ def test_rows_that_no_longer_fit_the_schema_stay_with_the_reason(tmp_path: Path)
 
     bench = make_bench(tmp_path)
     rows = pa.table({"id": pa.array([1], pa.int64()), "gone": ["x"]})
-    keep(bench.store, QuarantinedRows(source="append", reason="late", by="me", arrived_ms=NOW_MS, rows=rows))
+    write_quarantine_entry(
+        bench.store, QuarantinedRows(source="append", reason="late", by="me", arrived_ms=NOW_MS, rows=rows)
+    )
     assert counts(bench.retry(accept_late=True)) == (1, 0, 1)
     [(source, number, reason)] = bench.pending()
     assert (source, number) == ("append", 0)

@@ -18,8 +18,8 @@ import pytest
 
 from jobs.spark.spark import Spark
 from pipelines.alerts.receivers import AlertsDeclaration
-from pipelines.alerts.sensors import Cursor, look_for_late
-from pipelines.status import Place, State, look
+from pipelines.alerts.sensors import Cursor, check_late_tables
+from pipelines.status import State, StatusTarget, collect_status
 from storage_core.base.clock import SystemClock
 from storage_core.base.errors import InvalidInput
 from storage_core.change.declaration import load
@@ -601,8 +601,8 @@ class Watch:
     now_ms: int = 1_800_000_000_000
 
     @property
-    def place(self) -> Place:
-        return Place(name="t", uri=self.project.uri)
+    def place(self) -> StatusTarget:
+        return StatusTarget(name="t", uri=self.project.uri)
 
     def kinds(self) -> list[str]:
         """Run the check of the sensor twice, and return the kinds of the alerts."""
@@ -612,12 +612,12 @@ class Watch:
         return first
 
     def _tick(self, alerts: AlertsDeclaration) -> list[str]:
-        ticked = look_for_late([self.place], alerts, Cursor.of(self.cursor.to_text()))
+        ticked = check_late_tables([self.place], alerts, Cursor.of(self.cursor.to_text()))
         self.cursor = ticked.cursor
         return [each.kind for each in ticked.sent]
 
     def drifted(self) -> list[str]:
-        return [*look(self.place, SystemClock()).drifted]
+        return [*collect_status(self.place, SystemClock()).drifted]
 
     def last_text(self) -> str:
         return str(self.web.taken[-1]["text"])
@@ -643,7 +643,7 @@ def test_the_status_shows_drift_and_one_alert_reports_each_added_column(project:
         project.ingest()
         assert watch.kinds() == ["drifted"]
         assert f"Fields and columns: field {name}." in watch.last_text()
-    found = look(watch.place, SystemClock())
+    found = collect_status(watch.place, SystemClock())
     assert found.state is State.OK
     said = "Landed files of the last 24 hours added 2 columns. Fields and columns: field city, field zip. "
     assert found.drift_text == f"{said}Run: tidemark history t"
@@ -669,7 +669,7 @@ def test_a_second_new_field_is_reported_while_the_first_is_still_sent(
 def test_one_rejected_line_of_many_is_reported_by_its_field_or_column(project: Project, watch: Watch) -> None:
     project.declare("format: ndjson").land("a", *GOOD, {"id": 1, "city": 1}, {"id": 2, "n": "x"}, "{")
     project.ingest()
-    assert look(watch.place, SystemClock()).state is State.OK
+    assert collect_status(watch.place, SystemClock()).state is State.OK
     assert watch.drifted() == ["column n", "field city"]
     assert next(iter(Table.open(project.uri).history(1))).metrics["drifted"] == ["column n", "field city"]
     assert watch.kinds() == ["drifted"]
@@ -695,7 +695,7 @@ def test_a_file_that_is_rejected_as_a_whole_is_reported(project: Project, watch:
     write(project.root / "landing", form, pa.table({"id": [*range(300)]}), "many")
     write(project.root / "landing", form, ROWS)
     project.ingest()
-    assert look(watch.place, SystemClock()).state is State.OK
+    assert collect_status(watch.place, SystemClock()).state is State.OK
     assert (watch.kinds(), watch.drifted()) == (["drifted"], [WHOLE_FILES])
 
 
@@ -764,7 +764,7 @@ def test_an_empty_quarantine_ends_the_state_of_a_table_that_accepts_new_fields(p
     assert watch.kinds() == ["rejecting"]
     table = Table.open(project.uri)
     assert clear(table.log, table.snapshot, lambda *_: True)[0] == 1
-    found = look(watch.place, SystemClock())
+    found = collect_status(watch.place, SystemClock())
     assert (found.state, found.rejection_text) == (State.OK, "")
     assert watch.kinds() == ["recovered"]
 

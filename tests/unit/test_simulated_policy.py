@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pipelines.commands.maintenance import simulate_policy
 from pipelines.commands.policy_simulation import MOST_ROUNDS, Ingestion, Simulation, simulate
-from pipelines.commands.upkeep import simulate_policy
 from storage_core.base.errors import InvalidInput
 from storage_core.compact.work import MOST_INPUTS
 from storage_core.data.settings.layout import MOST_RUN_INPUTS, CompactionSettings

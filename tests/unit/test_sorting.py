@@ -21,7 +21,7 @@ from storage_core.maintain.repair import repair
 from storage_core.store.contract import ObjectStore, Overwrite
 from storage_core.store.memory import MemoryStore
 from storage_core.store.meter import MeteredStore
-from storage_core.write.region import generation, generation_write, merge, router, unmerged
+from storage_core.write.region import captured_regions, generation, generation_write, merge, router
 from storage_core.write.region.generation import CHUNK_RECORDS
 from storage_core.write.region.generation_write import SortingResult, SortingTerms, SortingWork
 from storage_core.write.region.manifest import read_latest, region_of
@@ -175,10 +175,10 @@ def distribute(table: KeyedTable, name: str, *, delete: bool = False) -> None:
     builder = RecordBuilder(PLANES, ("tailnum",))
     records = builder.deletes([name]) if delete else builder.puts({"tailnum": name, "seats": 7})
     region = whole_table(table.snapshot.table_id)
-    turn = router.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
+    turn = router.claim_region(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
     written = router.write_distributed(table.store, records, ("tailnum",), turn=turn, clock=table.clock, ids=table.ids)
     last = router.offsets(table.store, turn.region).get(RAW_WRITER, 0)
-    stretch = router.Stretch(writer=RAW_WRITER, after=last, last=last + 1)
+    stretch = router.ChunkRange(writer=RAW_WRITER, after=last, last=last + 1)
     router.finish(table.store, turn, written.path, [stretch], clock=table.clock, writer_id=table.ids.uuid())
 
 
@@ -426,7 +426,9 @@ def test_lookups_in_a_sorted_generation_read_the_chunks_of_their_keys() -> None:
 
     def look_up(*names: str) -> tuple[list[object], int, int]:
         store = MeteredStore(table.store)
-        found = [row["tailnum"] for part in unmerged.find(store, [held], _keys(*names)) for row in part.to_pylist()]
+        found = [
+            row["tailnum"] for part in captured_regions.find(store, [held], _keys(*names)) for row in part.to_pylist()
+        ]
         return found, store.requests["get"], store.bytes_read
 
     assert look_up("n000100")[:2] == (["n000100"], 2), "the filter and one chunk"
@@ -442,7 +444,7 @@ def test_requests_of_a_lookup_above_the_base_when_the_generation_is_sorted() -> 
 
     def look_up(name: str) -> tuple[int, dict[str, int]]:
         store = MeteredStore(table.store)
-        captured = unmerged.capture(store, snapshot, include_wal=False)
+        captured = captured_regions.capture(store, snapshot, include_wal=False)
         before = store.requests
         return captured.above(snapshot, keys=_keys(name)).num_rows, _since(store, before)
 
@@ -460,12 +462,12 @@ def test_a_damaged_chunk_stops_lookups_of_its_keys_only() -> None:
     data = bytearray(table.store.get(where).data)
     data[held.chunks[1].start + held.chunks[1].length // 2] ^= 1
     table.store.put(where, bytes(data), Overwrite())
-    assert [part.num_rows for part in unmerged.find(table.store, [held], _keys("n000100"))] == [1]
+    assert [part.num_rows for part in captured_regions.find(table.store, [held], _keys("n000100"))] == [1]
     with pytest.raises(Corrupt, match=where):
-        list(unmerged.find(table.store, [held], _keys("n010000")))
+        list(captured_regions.find(table.store, [held], _keys("n010000")))
     table.store.delete([where])
     with pytest.raises(Corrupt, match="lost its records"):
-        list(unmerged.find(table.store, [held], _keys("n000100")))
+        list(captured_regions.find(table.store, [held], _keys("n000100")))
 
 
 def test_the_range_of_a_sorted_generation_is_part_of_what_is_checked() -> None:

@@ -12,9 +12,9 @@ from storage_core.data.rows.schema import to_schema_string
 from storage_core.log.actions import Add
 from storage_core.split.metadata import (
     PREFIX,
+    FileOrigin,
     Lineage,
     MergedRange,
-    Origin,
     add_of,
     describe,
     read_origin,
@@ -30,7 +30,7 @@ from tests.support.ids import SeededIds
 from tests.support.keyed_table import KeyedTable
 from tests.support.merge_plan import plan
 
-ORIGIN = Origin(
+ORIGIN = FileOrigin(
     table_id="5b0f3c1e-2f3a-4d52-9a52-0f6c2f7d9a11",
     table_schema='{"type":"struct","fields":[]}',
     configuration={"tidemark.primaryKey": '["id"]'},
@@ -125,7 +125,7 @@ def test_a_written_split_carries_its_table() -> None:
     (add,) = sort_and_write(store, events([{"at": 1, "service": "s"}]), context=where, ids=SeededIds(1), now_ms=1)
     metadata = open_split(store, add, whole=False).metadata
     require_checksum(metadata, add.path)
-    assert read_origin(metadata, add.path) == Origin(
+    assert read_origin(metadata, add.path) == FileOrigin(
         table_id=TABLE_ID,
         table_schema=to_schema_string(SCHEMA),
         configuration=CONFIG.to_configuration(),

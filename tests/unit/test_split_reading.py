@@ -15,7 +15,7 @@ from storage_core.base.errors import Corrupt, InvalidInput, SnapshotExpired
 from storage_core.data.formats.keys import parse
 from storage_core.log.actions import Add
 from storage_core.log.deletion_vector import inline
-from storage_core.split.hidden_rows import INLINE_BYTES, deleted_rows, vector_for
+from storage_core.split.deletion_vectors import INLINE_BYTES, deleted_rows, vector_for
 from storage_core.split.read import conform_split, open_split, read_split
 from storage_core.split.writer import sort_and_write
 from storage_core.store.contract import Overwrite

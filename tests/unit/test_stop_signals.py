@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from jobs.command import main
-from jobs.process import STOP_SIGNALS, handlers_kept, heard_once
+from jobs.process import STOP_SIGNALS, interrupt_on_first_signal, restore_signal_handlers
 from storage_core.log.job_run import JobReport
 
 
@@ -28,10 +28,10 @@ def test_a_job_that_a_signal_ends_is_interrupted_with_130(
 @pytest.mark.parametrize("second", STOP_SIGNALS)
 def test_only_the_first_signal_is_heard_also_when_another_took_its_handler_meanwhile(second: signal.Signals) -> None:
     before = [signal.getsignal(each) for each in STOP_SIGNALS]
-    with heard_once():
-        with pytest.raises(KeyboardInterrupt), handlers_kept():
+    with interrupt_on_first_signal():
+        with pytest.raises(KeyboardInterrupt), restore_signal_handlers():
             signal.raise_signal(signal.SIGINT)
-        with handlers_kept():
+        with restore_signal_handlers():
             signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.raise_signal(second)
     assert [signal.getsignal(each) for each in STOP_SIGNALS] == before
@@ -42,7 +42,7 @@ def test_a_thread_that_hears_no_signal_changes_none() -> None:
     found: list[object] = []
 
     def look() -> None:
-        with heard_once():
+        with interrupt_on_first_signal():
             found.extend(signal.getsignal(each) for each in STOP_SIGNALS)
 
     thread = threading.Thread(target=look)

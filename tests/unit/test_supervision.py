@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.processes.supervision import Kept
+from pipelines.processes.supervision import SupervisedProgram
 
 REPOSITORY = Path(__file__).parents[2]
 
 # Each program records its process id and keeps running.
 KEEPER = """
 import os, sys
-from jobs.process import heard_once
+from jobs.process import interrupt_on_first_signal
 from pipelines.processes.supervision import keep_running
 
 program = "import os, sys, time; print(os.getpid(), file=open(sys.argv[1], 'a'), flush=True); time.sleep(600)"
-with heard_once():
+with interrupt_on_first_signal():
     keep_running({name: [sys.executable, "-c", program, name] for name in ("one", "other")}, os.environ)
 """
 
@@ -70,7 +70,7 @@ def test_a_program_that_is_killed_is_started_again_and_the_other_stays(
 # This program records each received signal, and ends by SIGTERM.
 INTERRUPTED = """
 import logging, os, pathlib, signal, sys
-from jobs.process import heard_once
+from jobs.process import interrupt_on_first_signal
 from pipelines.processes.supervision import keep_running
 
 logging.basicConfig(filename="log", level=logging.INFO)
@@ -86,7 +86,7 @@ while number != signal.SIGTERM:
     print(signal.Signals(number).name, file=open("heard", "a"), flush=True)
 '''
 hears = pathlib.Path("heard").exists
-with heard_once():
+with interrupt_on_first_signal():
     keep_running({"one": [sys.executable, "-c", program]}, os.environ, is_up=lambda: sys.argv[1] == "up" and hears())
 """
 
@@ -124,11 +124,11 @@ if pathlib.Path("ready").exists():
 else:
     subprocess.Popen([sys.executable, "-c", {left!r}])
 """
-    kept = Kept("one", [sys.executable, "-c", program], os.environ)
+    kept = SupervisedProgram("one", [sys.executable, "-c", program], os.environ)
     wait_until((tmp_path / "ready").exists)
 
     def is_started_again() -> bool:
-        kept.look()
+        kept.restart_if_ended()
         return (tmp_path / "again").exists()
 
     wait_until(is_started_again)

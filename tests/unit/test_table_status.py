@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 
 from pipelines import status as external_debt
-from pipelines.status import Place, State, held_bytes, look, look_at_all
+from pipelines.status import State, StatusTarget, collect_all_statuses, collect_status, held_bytes
 from storage_core.base.clock import HOUR_MS
-from storage_core.compact.debt import Task
+from storage_core.compact.pending_work import Task
 from storage_core.data.formats import keys
 from storage_core.data.formats.documents import Candidate, Plan, encode_gc_plan
 from storage_core.data.formats.keys import gc_candidates_key
@@ -25,7 +25,7 @@ from storage_core.data.formats.kinds import Reason
 from storage_core.data.settings.layout import Mode
 from storage_core.log.actions import Txn
 from storage_core.maintain.collect import collect
-from storage_core.maintain.status import MOST_VERSIONS, Owed, RetainedPart, measure_retained, status
+from storage_core.maintain.status import MOST_VERSIONS, PendingWork, RetainedPart, measure_retained, status
 from storage_core.store.contract import IfAbsent, Overwrite
 from storage_core.store.meter import MeteredStore
 from storage_core.table import Table
@@ -62,9 +62,9 @@ def test_every_metric_is_that_of_its_home(places: Iterator[str]) -> None:
     assert (found.version, found.committed_at) == (about["version"], about["timestamp"])
     assert found.newest_row_at == round(NOON.timestamp() * 1000) + 11 * MINUTE_MS
     (owed,) = [each for each in table.debt(Mode.POLICY) if each.task is Task.COMPACT]
-    assert (found.owed["compact"].count, found.owed["compact"].bytes) == (1, owed.bytes)
+    assert (found.pending["compact"].count, found.pending["compact"].bytes) == (1, owed.bytes)
     assert found.next_run == owed.next_run
-    assert found.owed["catch_up"].count == 12
+    assert found.pending["catch_up"].count == 12
     assert [(each.name, each.rows, each.versions) for each in found.indexes] == [("words", 12, 12)]
     assert (found.oldest_unmerged_ms, found.quarantine_entries, found.behind) == (None, 0, ())
 
@@ -87,7 +87,7 @@ def test_records_that_wait_longer_for_the_merge_than_the_freshness_are_behind(pl
     table = Table.create(next(places), pa.schema([("id", pa.int64())]), primary_key="id")
     table.append({"id": 1})
     found = status(table.store, table.snapshot, now_ms=table.snapshot.timestamp, freshness_ms=HOUR_MS)
-    assert (found.owed["merge"].count, found.behind) == (1, ())
+    assert (found.pending["merge"].count, found.behind) == (1, ())
     assert found.oldest_unmerged_ms is not None
     behind = status(table.store, table.snapshot, now_ms=table.snapshot.timestamp, freshness_ms=-1)
     assert behind.behind == ("newest_rows", "unmerged")
@@ -101,7 +101,7 @@ def test_records_in_no_generation_are_seen_behind_the_entries_of_claims(places: 
         writer.put([{"id": 1}])
         found = status(table.store, table.snapshot, now_ms=0)
         assert found.oldest_unmerged_ms is not None
-        assert "merge" not in found.owed  # no generation: a merge flushes the rows when the writer is silent
+        assert "merge" not in found.pending  # no generation: a merge flushes the rows when the writer is silent
     finally:
         writer.close()
 
@@ -111,14 +111,14 @@ def test_rows_of_a_silent_writer_are_owed_to_the_merge_once_its_idle_time_is_ove
     with table.writer() as writer:
         writer.put([{"id": 1}])
 
-    def look_again() -> tuple[Owed | None, int]:
+    def look_again() -> tuple[PendingWork | None, int]:
         asked = MeteredStore(table.store)
-        return status(asked, table.snapshot, now_ms=0).owed.get("merge"), sum(asked.requests.values())
+        return status(asked, table.snapshot, now_ms=0).pending.get("merge"), sum(asked.requests.values())
 
     owed, requests = look_again()
     assert owed is None
     make_old(table, table.config.idle_after_ms // 1000 + 1)
-    assert look_again()[0] == Owed(count=1, unit="generations")
+    assert look_again()[0] == PendingWork(count=1, unit="generations")
     assert look_again()[1] <= requests + 6  # only these regions need requests for the age of the newest row
     with table.writer() as writer:
         writer.put([{"id": 2}])
@@ -133,8 +133,8 @@ def test_a_checkpoint_is_owed_from_as_many_versions_on_as_the_table_allows_behin
     for _ in range(3):
         table.append({"at": NOON, "text": "tide"})
     assert (table.version, table.snapshot.checkpoint_version) == (3, None)
-    found = status(table.store, table.snapshot, now_ms=0).owed.get("checkpoint")
-    assert found == (None if owed is None else Owed(count=owed, unit="versions"))
+    found = status(table.store, table.snapshot, now_ms=0).pending.get("checkpoint")
+    assert found == (None if owed is None else PendingWork(count=owed, unit="versions"))
 
 
 def test_an_append_table_takes_one_listing_and_so_many_versions_at_most(places: Iterator[str]) -> None:
@@ -183,9 +183,9 @@ def test_a_table_that_fails_is_its_own_line_and_stops_no_other(places: Iterator[
     filled(sound, 1)
     broken = filled(torn, 1)
     broken.store.put(keys.version_key(1), b"{", Overwrite())
-    made = Place(name="x", uri=sound)
+    made = StatusTarget(name="x", uri=sound)
     found = list(
-        look_at_all(
+        collect_all_statuses(
             [
                 replace(made, uri=torn),
                 made,
@@ -198,7 +198,7 @@ def test_a_table_that_fails_is_its_own_line_and_stops_no_other(places: Iterator[
     states = [State.FAILED, State.OK, State.NOT_MADE, State.FAILED, State.FAILED]
     assert [each.state for each in found] == states
     assert [each.error and each.error.kind for each in found] == ["corrupt", None, None, "not_found", "unavailable"]
-    assert look(made, ManualClock()).requests["list"] == 2
+    assert collect_status(made, ManualClock()).requests["list"] == 2
 
 
 def landed(folder: Path, count: int) -> LandingSpec:
@@ -211,23 +211,23 @@ def landed(folder: Path, count: int) -> LandingSpec:
 def test_what_landed_what_mirrors_lack_and_what_a_collection_noted_is_owed(tmp_path: Path) -> None:
     table = filled(str(tmp_path / "events"), 1)
     table.alter({"publish": ["delta", "iceberg"]})
-    place = Place(name="events", uri=table.uri, landing=landed(tmp_path / "landing", 2))
+    place = StatusTarget(name="events", uri=table.uri, landing=landed(tmp_path / "landing", 2))
     clock = ManualClock(round(time.time() * 1000))
-    found = look(place, clock).status
+    found = collect_status(place, clock).status
     assert found is not None
-    assert list(found.owed) == ["ingest", "catch_up", "publish"]
-    assert found.owed["ingest"] == Owed(count=2, unit="files", bytes=2 * 31)
-    assert (found.mirrors, found.owed["publish"].count) == ({"delta": 3, "iceberg": 3}, 3)
+    assert list(found.pending) == ["ingest", "catch_up", "publish"]
+    assert found.pending["ingest"] == PendingWork(count=2, unit="files", bytes=2 * 31)
+    assert (found.mirrors, found.pending["publish"].count) == ({"delta": 3, "iceberg": 3}, 3)
     table.publish("delta")
     (split,) = table.snapshot.splits
     orphan = (tmp_path / "events" / split).with_name("00000000-0000-4000-8000-000000000000.parquet")
     orphan.write_bytes(b"x" * 100)
     collect(table.store, table.log, clock=clock)
     later = ManualClock(clock.now_ms() + 25 * HOUR_MS)
-    found = look(place, later).status
+    found = collect_status(place, later).status
     assert found is not None
-    assert (found.mirrors, found.owed["publish"].count) == ({"delta": 0, "iceberg": 3}, 3)
-    assert found.owed["collect"] == Owed(count=1, unit="objects", bytes=100)
+    assert (found.mirrors, found.pending["publish"].count) == ({"delta": 0, "iceberg": 3}, 3)
+    assert found.pending["collect"] == PendingWork(count=1, unit="objects", bytes=100)
 
 
 def test_what_cannot_be_known_of_a_step_is_said_and_hides_no_other(
@@ -235,13 +235,13 @@ def test_what_cannot_be_known_of_a_step_is_said_and_hides_no_other(
 ) -> None:
     table = filled(str(tmp_path / "events"), 1)
     away = LandingSpec(uri="s3://bucket/x?endpoint=http://127.0.0.1:9", format="ndjson")
-    place = Place(name="events", uri=table.uri, landing=away)
-    looked = look(place, ManualClock())
+    place = StatusTarget(name="events", uri=table.uri, landing=away)
+    looked = collect_status(place, ManualClock())
     assert looked.status is not None
     assert (looked.state, looked.status.rows) == (State.OK, 1)
     assert {step: why.partition(":")[0] for step, why in looked.status.unknown.items()} == {"ingest": "unavailable"}
     monkeypatch.setattr(external_debt, "MOST_LANDED", 3)
-    full = look(replace(place, landing=landed(tmp_path / "full", 3)), ManualClock()).status
+    full = collect_status(replace(place, landing=landed(tmp_path / "full", 3)), ManualClock()).status
     assert full is not None
     assert full.unknown["ingest"] == "the landing location contains 3 files or more"
 
@@ -249,8 +249,8 @@ def test_what_cannot_be_known_of_a_step_is_said_and_hides_no_other(
 def test_what_holds_bytes_of_a_table_is_said_with_its_end(tmp_path: Path) -> None:
     clock = ManualClock(round(time.time() * 1000))
     table = filled(str(tmp_path / "events"), 2)
-    place = Place(name="events", uri=table.uri)
-    first = look(place, clock, with_held=True).status
+    place = StatusTarget(name="events", uri=table.uri)
+    first = collect_status(place, clock, with_held=True).status
     assert first is not None
     assert first.held is not None
     assert (first.held.versions.bytes, first.held.tags, first.held.is_partial) == (0, {}, False)
@@ -267,7 +267,7 @@ def test_what_holds_bytes_of_a_table_is_said_with_its_end(tmp_path: Path) -> Non
         Candidate(key=f"{key}x", reason=Reason.ORPHAN_SPLIT, size=7, first_seen_ms=9, since_version=0),
     ]
     table.store.put(gc_candidates_key(), encode_gc_plan(noted, counter=1, nonce="n"), IfAbsent())
-    found = look(place, clock, with_held=True).status
+    found = collect_status(place, clock, with_held=True).status
     assert found is not None
     assert found.held is not None
     config = table.config
@@ -288,12 +288,12 @@ def test_what_holds_bytes_of_a_table_is_said_with_its_end(tmp_path: Path) -> Non
 def test_a_failed_read_of_tags_leaves_the_step_of_the_collector_known(places: Iterator[str]) -> None:
     table = filled(next(places), 1)
     table.store.put(keys.tags_key(), b"{", IfAbsent())
-    place = Place(name="events", uri=table.uri)
-    found = look(place, ManualClock(), with_held=True).status
+    place = StatusTarget(name="events", uri=table.uri)
+    found = collect_status(place, ManualClock(), with_held=True).status
     assert found is not None
     assert found.held is None
     assert {step: why.partition(":")[0] for step, why in found.unknown.items()} == {"held": "corrupt"}
-    without = look(place, ManualClock()).status
+    without = collect_status(place, ManualClock()).status
     assert without is not None
     assert (without.held, without.unknown) == (None, {})
 
@@ -313,16 +313,17 @@ def test_a_look_at_five_hundred_tables_takes_so_many_requests_of_each(places: It
     plain, published = filled(next(places), 1), filled(next(places), 1)
     published.alter({"publish": "delta"})
     spec = landed(tmp_path / "landing", 1)
-    of_plain = Place(name="plain", uri=plain.uri, landing=spec)
-    of_published = Place(name="published", uri=published.uri)
+    of_plain = StatusTarget(name="plain", uri=plain.uri, landing=spec)
+    of_published = StatusTarget(name="published", uri=published.uri)
     opening = [Counter(Table.open(each.uri).store.requests) for each in (plain, published)]
     every = Counter({"list": 1, "get": 1})  # requests for quarantine and for the collector's plan
     of_looks = [opening[0] + every + Counter({"list": 1}), opening[1] + every + Counter({"get": 2})]
-    found = list(look_at_all([of_plain, of_published] * 250, ManualClock()))
+    found = list(collect_all_statuses([of_plain, of_published] * 250, ManualClock()))
     assert [+Counter(each.requests) for each in found] == of_looks * 250
     assert max(sum(each.values()) for each in of_looks) <= 10
     for_tags_and_versions = [Counter({"get": each.refresh().version + 2}) for each in (plain, published)]
     with_held = [
-        +Counter(each.requests) for each in look_at_all([of_plain, of_published], ManualClock(), with_held=True)
+        +Counter(each.requests)
+        for each in collect_all_statuses([of_plain, of_published], ManualClock(), with_held=True)
     ]
     assert with_held == [look + more for look, more in zip(of_looks, for_tags_and_versions, strict=True)]

@@ -24,9 +24,9 @@ from storage_core.data.rows.schema import to_schema_string
 from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
-from storage_core.maintain.found_splits import read_found
 from storage_core.maintain.log_check import newest_evidence
-from storage_core.maintain.walk import list_table
+from storage_core.maintain.recovered_splits import read_found
+from storage_core.maintain.table_objects import list_table
 from storage_core.split.context import context_of
 from storage_core.store.local import LocalStore
 from storage_core.write.ingest.batch import execute, plan

@@ -439,7 +439,7 @@ def test_a_codebook_comes_back_from_its_bytes() -> None:
         again = vector.Codebook.from_bytes(book.to_bytes(), where="book")
         assert again.to_bytes() == book.to_bytes()
         assert again.identity == book.identity
-        assert np.array_equal(again.placed(made(5, 10)), book.placed(made(5, 10)))
+        assert np.array_equal(again.to_code_space(made(5, 10)), book.to_code_space(made(5, 10)))
 
 
 def test_a_rotation_is_the_same_for_ever() -> None:
@@ -597,7 +597,7 @@ def test_coarse_codes_come_back_as_the_levels_they_were(rows: int, dimensions: i
     assert {*whole.ravel().tolist()} <= {-10, -3, 3, 10}
     assert np.array_equal(whole > 0, vectors >= 0)
     assert np.allclose(
-        layout.dots(whole[0].copy(), np.ascontiguousarray(whole)), whole.astype(int) @ whole[0].astype(int)
+        layout.dot_products(whole[0].copy(), np.ascontiguousarray(whole)), whole.astype(int) @ whole[0].astype(int)
     )
 
 

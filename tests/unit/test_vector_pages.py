@@ -13,8 +13,8 @@ from storage_core.base.errors import Corrupt
 from storage_core.data.rows.vectors import column_of, vector_type
 from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Add
-from storage_core.maintain.found_splits import read_found
-from storage_core.maintain.walk import list_table
+from storage_core.maintain.recovered_splits import read_found
+from storage_core.maintain.table_objects import list_table
 from storage_core.split import metadata, verification
 from storage_core.split.fetch import Footers
 from storage_core.split.pages import RangedVectors

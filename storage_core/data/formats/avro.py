@@ -39,7 +39,7 @@ import pyarrow as pa
 import xxhash
 
 from storage_core.base.errors import Corrupt, InvalidInput, Unsupported, panicked, raise_refused
-from storage_core.base.process import HomeProcess, require_headroom, scratch, scratch_folder
+from storage_core.base.process import HomeProcess, check_free_resources, scratch, scratch_folder
 from storage_core.base.text import quoted, shortened
 
 if TYPE_CHECKING:
@@ -410,7 +410,7 @@ def read_columns(data: bytes, where: str, inspected: Container | None = None) ->
     found = inspected or inspect(data, where)
     if _Decoder.home is not None:
         _Decoder.home.require("the reader of Avro files", "start a new process instead (by `spawn` or `forkserver`)")
-    with require_headroom(where, reserved=_reserved_bytes(found)), scratch_folder("state") as folder:
+    with check_free_resources(where, reserved=_reserved_bytes(found)), scratch_folder("state") as folder:
         from datafusion import SessionConfig, SessionContext
 
         # DataFusion reads only files. The folder is private to this call and removed at its end.

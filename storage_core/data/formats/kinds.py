@@ -3,7 +3,7 @@
 An entry of `KINDS` describes one kind: the form of its keys, and the kinds to which its objects refer. An entry also
 states what protects an object from the collector, and which part of an object can contain values of rows. The code that
 builds and parses keys uses the entries. The collector, the check, forgetting, clones and repair also use them.
-`storage_core.maintain.walk` reads the objects.
+`storage_core.maintain.table_objects` reads the objects.
 
 To add a kind:
 

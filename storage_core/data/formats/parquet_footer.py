@@ -199,7 +199,7 @@ def footer_start(data: pa.Buffer) -> int:
     return int(data.size - 8 - int.from_bytes(memoryview(data)[-8:-4], "little"))
 
 
-def require_sound_chunks(metadata: pq.FileMetaData, size: int) -> None:
+def require_valid_chunks(metadata: pq.FileMetaData, size: int) -> None:
     """Raise Arrow's error if Arrow refuses the metadata of a column chunk in a file of `size` bytes. Nothing is read.
 
     For invalid metadata, such as histograms that do not fit their column, `RowGroupMetaData.column` ends the process.

@@ -131,7 +131,7 @@ def vector_of(kind: pa.DataType, dimensions: object, name: str) -> pa.DataType:
     return vector_type(dimensions)
 
 
-def require_sound(table: pa.Table, nonzero: Collection[str] = ()) -> pa.Table:
+def require_valid_embeddings(table: pa.Table, nonzero: Collection[str] = ()) -> pa.Table:
     """Return the table if all its embeddings are valid. The table must have types that tables support.
 
     Args:

@@ -146,7 +146,7 @@ class VectorOptions:
         return {"metric": self.metric, "quantization": self.quantization}
 
 
-def beside_kind(index: Mapping[str, object]) -> Mapping[str, object]:
+def move_vector_options(index: Mapping[str, object]) -> Mapping[str, object]:
     """Return the mapping of an index. The options of a vector index are moved into `options`.
 
     Raises:
@@ -211,7 +211,7 @@ def _definition(index: object) -> IndexDefinition:
         return index
     if not isinstance(index, Mapping):
         raise InvalidInput(f"an index is {index!r}. Write a mapping with name, kind and columns")
-    given = beside_kind(index)
+    given = move_vector_options(index)
     known = ("name", "kind", "columns", "options")
     if unknown := [each for each in given if each not in known]:
         likely = did_you_mean(unknown[0], known) or ". Give name, kind, columns and options"

@@ -1,7 +1,7 @@
 """The sandbox process and the protocol between the caller and the sandbox. A sandbox answers queries.
 
-`Sandbox` starts and ends one process. `taken` and `keep` manage the sandboxes that wait for the next query. `Query` and
-`Relation` describe a query and the data that it reads.
+`Sandbox` starts and ends one process. `take_sandbox` and `keep_sandbox` manage the sandboxes that wait for the next
+query. `Query` and `Relation` describe a query and the data that it reads.
 
 Caller and sandbox send messages to each other over a socket. A message consists of a kind (one byte), a length, and the
 content. Open files may be sent together with a message.
@@ -466,10 +466,10 @@ MOST_KEPT = 8
 
 def prepare() -> None:
     """Start a sandbox for the next query in the background, unless one is already waiting. Raises `Unavailable`."""
-    keep(taken())
+    keep_sandbox(take_sandbox())
 
 
-def taken() -> Sandbox:
+def take_sandbox() -> Sandbox:
     """Return a waiting sandbox or a new one. Raises `Unavailable` if the system cannot start a process."""
     with _Pool.lock:
         ready = [each for each in _Pool.waiting if each.is_ready]
@@ -485,7 +485,7 @@ def taken() -> Sandbox:
     return found
 
 
-def keep(sandbox: Sandbox) -> None:
+def keep_sandbox(sandbox: Sandbox) -> None:
     """Keep a sandbox for the next query, or end it if enough are kept."""
     with _Pool.lock:
         if len(_Pool.waiting) < MOST_KEPT:

@@ -273,7 +273,7 @@ class Result:
         sandbox, self._sandbox = self._sandbox, None
         self._feeds.close()
         if said["stays"]:
-            process.keep(sandbox)
+            process.keep_sandbox(sandbox)
         else:
             sandbox.end()
         if message.kind is Kind.ERROR:
@@ -300,7 +300,7 @@ def _begun(query: Query) -> Sandbox:
     If a kept sandbox was killed or stopped meanwhile, another sandbox is used.
     """
     while True:
-        sandbox = process.taken()
+        sandbox = process.take_sandbox()
         try:
             sandbox.begin(query)
         except (OutOfTime, SandboxEnded) as error:

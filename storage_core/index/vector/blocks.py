@@ -30,7 +30,7 @@ from storage_core.index.vector.layout import (
     Table,
     Whole,
     decoded_size,
-    dots,
+    dot_products,
     row_bytes,
     second_bytes,
 )
@@ -245,22 +245,22 @@ class Blocks:
             found = self._loaded(BLOCKS, blocks, self._block, decoded_bytes=self._width)
             held = slice(None) if counts is None else counts
             offsets, leans = (np.concatenate(each) for each in zip(*((e.offsets, e.leans) for e in found), strict=True))
-            products = np.concatenate([dots(code, each.whole) for each in found])
+            products = np.concatenate([dot_products(code, each.whole) for each in found])
             return offsets[held], leans[held], products[held]
         codes, places = self._filled_for(blocks), self.places(blocks)
         if counts is not None and _GATHERED_PART * np.count_nonzero(counts) < len(places):
             places = places[counts]
             step = max(1, _GATHERED_BYTES // self._width)
-            parts = [dots(code, codes.whole[places[at : at + step]]) for at in range(0, len(places), step)]
+            parts = [dot_products(code, codes.whole[places[at : at + step]]) for at in range(0, len(places), step)]
             return codes.offsets[places], codes.leans[places], np.concatenate(parts or [np.zeros(0, np.float32)])
-        products = np.concatenate([dots(code, codes.whole[begin:end]) for begin, end in self._runs(blocks)])
+        products = np.concatenate([dot_products(code, codes.whole[begin:end]) for begin, end in self._runs(blocks)])
         if counts is None and len(places) == self._head.rows:
             return codes.offsets, codes.leans, products
         held = slice(None) if counts is None else counts
         places = places[held]
         return codes.offsets[places], codes.leans[places], products[held]
 
-    def fine(self, code: Whole, places: Positions) -> tuple[Floats, Floats]:
+    def int8_corrections(self, code: Whole, places: Positions) -> tuple[Floats, Floats]:
         """Return the norm corrections of 8-bit codes at ascending positions, and their dot products with `code`."""
         numbers = np.searchsorted(self.ends, places, side="right")
         blocks = np.unique(numbers)
@@ -270,13 +270,15 @@ class Blocks:
             cuts = np.searchsorted(numbers, blocks[1:])  # positions ascend, so their blocks ascend, too
             taken = zip(loaded, np.split(inside, cuts), strict=True)
             leans, whole = zip(*((leans[rows], codes[rows]) for (leans, codes), rows in taken), strict=True)
-            return np.concatenate(leans), dots(code[:size], np.concatenate(whole))
+            return np.concatenate(leans), dot_products(code[:size], np.concatenate(whole))
         self._read(SECOND, blocks[~self._verified[blocks]])
         self._verified[blocks] = True
         data = np.frombuffer(self._parts.whole([SECOND])[SECOND], np.uint8)
         begins = self._starts[numbers] * second_bytes(self._head.quantization, size)
         own = spans_of(data, begins + 4 * inside, 4).view("<f4").ravel()
-        return own, dots(code[:size], spans_of(data, begins + 4 * self.sizes[numbers] + size * inside, size).view("i1"))
+        return own, dot_products(
+            code[:size], spans_of(data, begins + 4 * self.sizes[numbers] + size * inside, size).view("i1")
+        )
 
     def _block(self, data: memoryview, rows: int) -> _Codes:
         factors = np.frombuffer(data[: 8 * rows], "<f4")

@@ -40,8 +40,9 @@ from storage_core.log.actions import IndexSegment
 # Codes.
 #
 # A code represents a rotated vector z as a vector v of integers from -127 to 127. A dot product with a query is then a
-# dot product of bytes. The norm correction of a row (`lean` in the code) is |z|² / <v, z>. The product of the norm
-# correction and <v, q> estimates <z, q>. The estimate is correct on average over rotations, and exact for q = z.
+# dot product of bytes. The norm correction of a row (`norm_corrections` in the code) is |z|² / <v, z>. The product of
+# the norm correction and <v, q> estimates <z, q>. The estimate is correct on average over rotations, and exact for q =
+# z.
 #
 # | Quantization | Bytes of a code | v |
 # |---|---|---|
@@ -98,7 +99,7 @@ def from_coarse(codes: Bytes) -> Whole:
     return whole
 
 
-def fine(vectors: Floats) -> Whole:
+def encode_int8(vectors: Floats) -> Whole:
     """Return codes of 8 bits per dimension. A vector of zeros has a code of zeros."""
     greatest = np.abs(vectors).max(axis=1, initial=0.0)[:, None]
     return np.rint(vectors / np.where(greatest > 0, greatest, 1) * GREATEST).astype(np.int8)
@@ -109,7 +110,7 @@ def padded_size(dimensions: int) -> int:
     return -(-dimensions // PER_BYTE) * PER_BYTE
 
 
-def lean(vectors: Floats, whole: Whole) -> Floats:
+def norm_corrections(vectors: Floats, whole: Whole) -> Floats:
     """Return the norm correction |z|² / <v, z> per row, or 0 if v contains no information about z."""
     products = np.einsum("ij,ij->i", whole[:, : vectors.shape[1]].astype(np.float32), vectors)
     squares = np.einsum("ij,ij->i", vectors, vectors)
@@ -127,7 +128,7 @@ def query_code(query: Floats, size: int) -> tuple[Whole, float]:
     return whole, greatest / GREATEST
 
 
-def dots(query: Whole, whole: Whole) -> Floats:
+def dot_products(query: Whole, whole: Whole) -> Floats:
     """Return the dot product of the query with each row."""
     import simsimd  # numpy has no kernel for bytes, and floats would take 3 times the time and 4 times the memory
 
@@ -136,7 +137,7 @@ def dots(query: Whole, whole: Whole) -> Floats:
     return np.asarray(simsimd.cdist(query[None, :], whole, metric="dot"), np.float32).reshape(-1)
 
 
-def apart(offsets: Floats, products: Floats) -> Floats:
+def ranking_keys(offsets: Floats, products: Floats) -> Floats:
     """Return the values that determine the ranking of rows by codes.
 
     If a value does not fit into 32 bits, the row is treated as one of the nearest rows. The exact embedding of the row
@@ -239,12 +240,12 @@ class Head:
             head = Head(**found)
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise not_a_segment(where, f"{HEAD}: {type(error).__name__}: {error}") from error
-        if not head.is_sound:
+        if not head.is_valid:
             raise not_a_segment(where, f"{HEAD}: {found}")
         return head
 
     @property
-    def is_sound(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether each field has a valid value."""
         numbers = (self.rows, self.of, self.dimensions, self.clusters)
         if not all(type(each) is int and 0 <= each < 2**32 for each in numbers):
@@ -354,7 +355,7 @@ _PART = 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turn:
+class RotationStep:
     """One step of a rotation.
 
     It changes the order of the dimensions, then rotates each block of dimensions by a matrix.
@@ -377,11 +378,11 @@ class Turn:
 class Rotation:
     """A rotation of vectors with a fixed number of dimensions. The rotation does not change lengths and angles."""
 
-    turns: tuple[Turn, ...]
+    steps: tuple[RotationStep, ...]
 
     def __call__(self, vectors: Floats) -> Floats:
         """Return the rotated vectors. `vectors` is an array of rows by dimensions."""
-        for turn in self.turns:
+        for turn in self.steps:
             vectors = turn(vectors)
         return vectors
 
@@ -400,7 +401,7 @@ def rotation(dimensions: int, seed: int) -> Rotation:
     turns = []
     for _ in range(1 if small else 2):
         order = np.argsort(words.random_raw(dimensions), kind="stable")
-        turns.append(Turn(order, tuple(_orthogonal(words, len(part)) for part in parts)))
+        turns.append(RotationStep(order, tuple(_orthogonal(words, len(part)) for part in parts)))
     return Rotation(tuple(turns))
 
 
@@ -453,8 +454,8 @@ class Codebook:
         rows: The number of rows for which the codebook was trained.
         error: The mean squared error of the codes, measured on the sample (`segment.coding_error`).
         center: The vector that is subtracted first.
-        centroids: The centroids in the space of `placed`, in the form that `rounded` returns. Empty if there are too
-            few rows for clusters.
+        centroids: The centroids in the space of `to_code_space`, in the form that `rounded` returns. Empty if there are
+            too few rows for clusters.
         books: The books of `product`. Empty for other quantizations.
     """
 
@@ -468,7 +469,7 @@ class Codebook:
     centroids: Floats
     books: Floats
 
-    def placed(self, vectors: Floats) -> Floats:
+    def to_code_space(self, vectors: Floats) -> Floats:
         """Return the vectors in the space of codes and centroids. `vectors` is an array of rows by dimensions.
 
         The vectors are normalized (for cosine), centered and rotated. With the quantization `none` they are not
@@ -480,7 +481,7 @@ class Codebook:
         return centered if self.quantization == "none" else rotation(self.dimensions, self.seed)(centered)
 
     def turned(self, vector: Floats) -> Floats:
-        """Return the difference of two vectors, converted to the space of `placed`."""
+        """Return the difference of two vectors, converted to the space of `to_code_space`."""
         return vector if self.quantization == "none" else rotation(self.dimensions, self.seed)(vector[None, :])[0]
 
     @property

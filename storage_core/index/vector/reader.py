@@ -26,15 +26,15 @@ from storage_core.index.vector.layout import (
     ROWS,
     Head,
     Whole,
-    apart,
     best_of,
     candidates_of,
-    dots,
+    dot_products,
     expected_bytes,
     in_bytes,
     not_a_segment,
     padded_size,
     query_code,
+    ranking_keys,
     row_bytes,
     table_of,
 )
@@ -299,7 +299,9 @@ class Reader:
         Cost:
             The requests of `Parts.read`, once for the blocks and once for the second step.
         """
-        with np.errstate(over="ignore", invalid="ignore"):  # for numbers close to the limit of 32 bits, see `apart`
+        with np.errstate(
+            over="ignore", invalid="ignore"
+        ):  # for numbers close to the limit of 32 bits, see `ranking_keys`
             wanted, counted = self._query(query, k), self._counted(allowed)
             blocks = self._looked_into(wanted, counted, COARSE * k, nprobe=nprobe, budget=budget)
             note(self._table["cluster"][blocks])
@@ -322,11 +324,13 @@ class Reader:
             distances = distances if counts is None else distances[counts]
             return self._answer(places, distances, best_of(distances, k))
         offsets, leans, products = self._blocks.coarse(query.code, blocks, counts)
-        told, most = apart(offsets, self._products(query, leans, products)), COARSE * k
+        told, most = ranking_keys(offsets, self._products(query, leans, products)), COARSE * k
         if self._looks_again and len(places) > RANKED_PER_ROW * k:
             best = candidates_of(told, most)
             places, most = places[best], RANKED_PER_ROW * k
-            told = apart(offsets[best], self._products(query, *self._blocks.fine(query.code, places)))
+            told = ranking_keys(
+                offsets[best], self._products(query, *self._blocks.int8_corrections(query.code, places))
+            )
         distances = self._measured(query, told)
         return self._answer(places, distances, candidates_of(distances, most))
 
@@ -346,7 +350,7 @@ class Reader:
             )
         if k < 1:
             raise InvalidInput(f"k is {k}. Give 1 or more")
-        placed = self._codebook.placed(wanted[None, :])[0]
+        placed = self._codebook.to_code_space(wanted[None, :])[0]
         code, unit = query_code(placed, padded_size(len(placed)))
         return _Query(wanted, placed, code, unit)
 
@@ -406,7 +410,7 @@ class Reader:
         """
         book, is_dot = self._codebook, self.head.metric == "dot"
         code, unit = query_code(query.placed + book.turned(book.center) if is_dot else query.placed, len(query.placed))
-        products = unit * self._scales * dots(code, self._whole)
+        products = unit * self._scales * dot_products(code, self._whole)
         away: Distances = -products if is_dot else self._squares - 2 * products
         return away
 

@@ -34,12 +34,12 @@ from storage_core.index.vector.layout import (
     Whole,
     clusters_for,
     coarse,
+    encode_int8,
     expected_bytes,
     files_of,
-    fine,
     from_coarse,
     identity_of,
-    lean,
+    norm_corrections,
     normalized,
     not_a_segment,
     padded_size,
@@ -251,7 +251,7 @@ def whole_of(codebook: Codebook, placed: Floats) -> tuple[Bytes, Whole]:
     """
     match codebook.quantization:
         case "scalar":
-            whole = fine(placed)
+            whole = encode_int8(placed)
             return whole.view(np.uint8), whole
         case "product":
             codes = to_product(placed, codebook.books)
@@ -343,7 +343,7 @@ class _Encoded:
         step = max(1, _AT_ONCE // codebook.dimensions)
         for at in range(0, len(rows), step):
             given = numbers[rows[at : at + step]]
-            placed = codebook.placed(given)
+            placed = codebook.to_code_space(given)
             place = slice(at, at + len(given))
             if not is_flat:
                 self._clusters[place] = nearest(placed, codebook.centroids)
@@ -354,13 +354,13 @@ class _Encoded:
 
     def _encode(self, codebook: Codebook, given: Floats, placed: Floats, place: slice) -> None:
         codes, whole = whole_of(codebook, placed)
-        factors = np.stack([_offsets(codebook, given, placed), lean(placed, whole)], axis=1)
+        factors = np.stack([_offsets(codebook, given, placed), norm_corrections(placed, whole)], axis=1)
         # If a value exceeds 32 bits, all rows get the same distance, and exact embeddings then rank all rows.
         self._blocks[place, :8] = _as_bytes(np.nan_to_num(factors))
         self._blocks[place, 8:] = codes
         if self._second.shape[1]:
-            second = fine(placed)
-            self._second[place, :4] = _as_bytes(np.nan_to_num(lean(placed, second)[:, None]))
+            second = encode_int8(placed)
+            self._second[place, :4] = _as_bytes(np.nan_to_num(norm_corrections(placed, second)[:, None]))
             self._second[place, 4:] = second.view(np.uint8)
 
     def files(self, head: Head) -> dict[str, bytes]:
@@ -541,7 +541,7 @@ def train(
         centroids=empty,
         books=np.zeros((0, BOOK_ENTRIES, PER_BYTE), np.float32),
     )
-    placed = fresh.placed(vectors)
+    placed = fresh.to_code_space(vectors)
     if options.quantization == "product":
         fresh = replace(fresh, books=train_books(placed, words))
     count = clusters_for(fresh.quantization, fresh.dimensions, total, flat_bytes)
@@ -584,7 +584,7 @@ def coding_error(codebook: Codebook, vectors: Floats) -> float:
 
     With the quantization `none`, it is the distance from the nearest centroid.
     """
-    placed = codebook.placed(vectors)
+    placed = codebook.to_code_space(vectors)
     if not len(placed):
         return 0.0
     if codebook.quantization == "none":

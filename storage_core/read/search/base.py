@@ -20,20 +20,20 @@ from storage_core.data.rows.codes import Unsigned, has_leading_keys, leading_key
 from storage_core.data.rows.columns import stored_name, stored_names, stored_schema
 from storage_core.data.rows.keys import Positions, bitmap_of, positions
 from storage_core.data.rows.vectors import is_vector
-from storage_core.index.places import Places, SegmentCache, Ways
-from storage_core.index.segments import Coverage, Held, Nearest, part_rows
+from storage_core.index.row_positions import RowPositions, RowTranslations, SegmentCache
+from storage_core.index.segments import Coverage, CoveredRows, Nearest, part_rows
 from storage_core.log.actions import Add, IndexSegment, Translation
 from storage_core.log.coverage import by_input
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.bitmap import rows_that_meet
 from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import conditions, leading_bounds
-from storage_core.read.search.kept import Kept
 from storage_core.read.search.order import BOUNDED, first_column, least
-from storage_core.read.search.source import Between, chosen, require_within, usable
-from storage_core.read.unmerged import Overlay
+from storage_core.read.search.search_cache import SearchCache
+from storage_core.read.search.source_protocol import Between, chosen, require_within, usable
+from storage_core.read.unmerged_records import Overlay
 from storage_core.split import pages
-from storage_core.split.hidden_rows import deleted_rows
+from storage_core.split.deletion_vectors import deleted_rows
 from storage_core.split.pages import RangedVectors
 from storage_core.split.read import WHOLE_SPLIT_BYTES, OpenSplit, conform_split, open_split
 from storage_core.split.verification import corrupt_on_failure
@@ -57,7 +57,7 @@ class Locks:
             return self._locks.setdefault(name, Lock())
 
 
-class Once(Generic[_Value]):
+class SingleFlight(Generic[_Value]):
     """Values by name. Each value is created only once, even if several threads request it concurrently."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ _LOW_BYTES = 500  # the approximate size of a bound and its name
 _FETCHED_AT_ONCE = 8
 
 
-class Base:
+class SearchBase:
     """The live splits of a snapshot, for the sources of one search. Threads may share an instance."""
 
     def __init__(
@@ -87,7 +87,7 @@ class Base:
         overlay: Overlay,
         *,
         cache: SegmentCache,
-        kept: Kept,
+        kept: SearchCache,
         hidden: Hidden | None = None,
     ) -> None:
         """Prepare without reading. The bases of all indexes in one search share `hidden`."""
@@ -95,7 +95,11 @@ class Base:
         self._kept, self._first = kept, first_column(snapshot)
         self._reading = Locks()
         self._hidden = hidden or Hidden()
-        self._unanswered, self._parts, self._directories = Once[BitMap](), Once[BitMap](), Once[Path]()
+        self._unanswered, self._parts, self._directories = (
+            SingleFlight[BitMap](),
+            SingleFlight[BitMap](),
+            SingleFlight[Path](),
+        )
         self._overlay = overlay
 
     @property
@@ -108,13 +112,13 @@ class Base:
         """Whether splits and segments are files of this machine."""
         return is_near(self.store, next(iter(self.snapshot.splits), ""), self._kept.values)
 
-    def hidden(self, split: str) -> BitMap:
-        """Return the rows of a split that no result may contain. `Overlay.deleted` is called only once per split."""
+    def hidden_rows(self, split: str) -> BitMap:
+        """Return the rows of a split that no result may contain. `Overlay.hidden_rows` is called once per split."""
         return self._hidden(
-            split, lambda: self._overlay.deleted(self.store, self.snapshot, self.snapshot.splits[split])
+            split, lambda: self._overlay.hidden_rows(self.store, self.snapshot, self.snapshot.splits[split])
         )
 
-    def unanswered(self, split: str) -> BitMap:
+    def uncovered_rows(self, split: str) -> BitMap:
         """Return the rows of a split that no segment covers.
 
         Requests: those of the translations that map rows to this split.
@@ -124,11 +128,11 @@ class Base:
 
         def found() -> BitMap:
             self._fetch_maps(answering)
-            return self._ways.unanswered(split, rows, answering)
+            return self._ways.uncovered_rows(split, rows, answering)
 
         return self._unanswered(split, found)
 
-    def places(self, segment: IndexSegment) -> Places:
+    def row_positions(self, segment: IndexSegment) -> RowPositions:
         """Return the current positions of the rows of a segment.
 
         Raises:
@@ -138,19 +142,21 @@ class Base:
             One GET per needed translation that is not cached.
         """
 
-        def found() -> Places:
+        def found() -> RowPositions:
             self._fetch_maps([segment])
-            return self._ways.places(segment)
+            return self._ways.row_positions(segment)
 
-        return self._kept.values.made(self._in_version(segment, "places"), Places, found, lambda each: each.size_bytes)
+        return self._kept.values.made(
+            self._in_version(segment, "places"), RowPositions, found, lambda each: each.size_bytes
+        )
 
-    def deleted(self, segment: IndexSegment) -> BitMap:
+    def deleted_rows(self, segment: IndexSegment) -> BitMap:
         """Return the rows of a segment that are in no live split, or that are hidden in a live split.
 
         The caller must not change the result. Later searches of the same version reuse the rows that the log hides.
-        Requests: those of `places` and `hidden`.
+        Requests: those of `row_positions` and `hidden_rows`.
         """
-        places, splits = self.places(segment), self.snapshot.splits
+        places, splits = self.row_positions(segment), self.snapshot.splits
 
         def lasting() -> BitMap:
             cached, found = self._kept.verified.footers.cached, places.nowhere
@@ -162,7 +168,7 @@ class Base:
         name = self._in_version(segment, "deleted")
         found = self._kept.values.made(name, BitMap, lasting, lambda each: len(each.serialize()))
         for split in self._overlay.touched.intersection(places.splits):
-            found = found | _in_segment(places, split, self.hidden(split))
+            found = found | _in_segment(places, split, self.hidden_rows(split))
         return found
 
     def _in_version(self, segment: IndexSegment, what: str) -> tuple[object, ...]:
@@ -170,11 +176,11 @@ class Base:
         at = (self.snapshot.table_id, self.snapshot.version, self.covered.without)
         return (segment.path, segment.xxh3, what, *at, stored_name(self._first), str(self._first.type))
 
-    def matching(self, segment: IndexSegment, condition: Predicate, count: Callable[[], int]) -> BitMap:
+    def matching_rows(self, segment: IndexSegment, condition: Predicate, count: Callable[[], int]) -> BitMap:
         """Return the rows of a bitmap segment that meet a condition on its columns.
 
-        `count` returns the number of rows of the segment. Requests: those of `parts.Reading`. Raises `Corrupt`,
-        `NotFound` and `Unsupported` as `parts.Reading` does.
+        `count` returns the number of rows of the segment. Requests: those of `segment_reader.SegmentReader`. Raises
+        `Corrupt`, `NotFound` and `Unsupported` as `segment_reader.SegmentReader` does.
         """
         wanted = {each.column for each in conditions(condition)}
         reading = self._kept.verified.bitmaps.reading(self.store, segment, self.covered.definition)
@@ -321,7 +327,7 @@ class Base:
         self._kept.verified.recheck(self.store, [(add, path)] if path is not None else [])
         return taken
 
-    def foresee(self, split: str) -> None:
+    def prefetch_footer(self, split: str) -> None:
         """Cache the footer of a split that `take` will read by ranges. Makes at most one GET, and ignores errors."""
         add = self.snapshot.splits[split].as_written
         if add.footerXxh3 is not None and add.size > WHOLE_SPLIT_BYTES and self.store.local_path(add.path) is None:
@@ -356,10 +362,10 @@ class Base:
         return by_input(self.covered.translations.values())
 
     @property
-    def _ways(self) -> Ways:
+    def _ways(self) -> RowTranslations:
         # Do not store this object in an attribute, because it refers to `self`. Only the garbage collector frees such a
         # cycle. Until then, the files of the searchers would stay open.
-        return Ways(self.snapshot.splits, self._nearest, self._moved, self._map, self._part)
+        return RowTranslations(self.snapshot.splits, self._nearest, self._moved, self._map, self._part)
 
     def _fetch_maps(self, segments: Iterable[IndexSegment]) -> None:
         """Fetch the translations of these segments concurrently into the cache."""
@@ -376,7 +382,7 @@ class Base:
         with self._reading(translation.path):
             return self._kept.values.made(name, TranslationMap, read, lambda each: each.size_bytes)
 
-    def _part(self, held: Held) -> BitMap:
+    def _part(self, held: CoveredRows) -> BitMap:
         segment, member = held.segment, held.member
 
         def found() -> BitMap:
@@ -386,13 +392,13 @@ class Base:
         return self._parts(f"{segment.path} {member.split}", found)
 
 
-def _in_segment(places: Places, split: str, rows: BitMap) -> BitMap:
+def _in_segment(places: RowPositions, split: str, rows: BitMap) -> BitMap:
     """Return the rows of a segment that are now at these rows of a split."""
     own, there = places.within(split)
     return bitmap_of(own[np.isin(there, positions(rows))])
 
 
-Hidden = Once[BitMap]
+Hidden = SingleFlight[BitMap]
 """Rows that cannot be in a result, by the path of their split."""
 
 

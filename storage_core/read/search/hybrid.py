@@ -18,14 +18,14 @@ import pyarrow as pa
 from storage_core.data.rows.keys import Positions, key_codes
 from storage_core.index import fulltext
 from storage_core.index.fulltext import Hits
-from storage_core.index.places import SegmentCache
+from storage_core.index.row_positions import SegmentCache
 from storage_core.index.segments import Coverage
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.search import ranking as by_one
-from storage_core.read.search.kept import Kept
 from storage_core.read.search.matches import Searched, Trace
 from storage_core.read.search.order import SCORE, Best, best_first, free_name, in_windows, row_name, tie_columns
-from storage_core.read.search.question import (
+from storage_core.read.search.search_cache import SearchCache
+from storage_core.read.search.search_request import (
     IndexQuestion,
     Ranking,
     SearchQuestion,
@@ -35,7 +35,7 @@ from storage_core.read.search.question import (
     page,
     request_of,
 )
-from storage_core.read.search.source import Live, TextFilter
+from storage_core.read.search.source_protocol import LiveFilter, TextFilter
 from storage_core.read.search.vectors import DISTANCE, with_distance
 
 FIRST_WINDOW: Final = 100
@@ -52,7 +52,7 @@ def search(
 ) -> pa.Table:
     """Return the result of `ranking.search` for one index, or a fused result of several indexes.
 
-    `question.fuse` documents the formulas.
+    `search_request.fuse` documents the formulas.
 
     A search uses several indexes if both `query` and `vector` are given, or if `index` is a list of names. Full-text
     indexes get the query, and vector indexes get the vector. If no names are given, the search uses the only index of
@@ -104,13 +104,13 @@ def search(
             return rows
 
         rows = Answer(snapshot, asked, names).rows(ranked, most)
-        lives[0].require_sound()
+        lives[0].require_valid()
         return rows
 
-    return searched.attempted(best, definitions).slice(after)
+    return searched.attempt(best, definitions).slice(after)
 
 
-def _hits(live: Live, one: IndexQuestion, *, kept: Kept, root: Path) -> Hits:
+def _hits(live: LiveFilter, one: IndexQuestion, *, kept: SearchCache, root: Path) -> Hits:
     """Return all rows that a text query finds."""
     query = cast("fulltext.TextQuery", one.question)
     with kept.searchers.searcher(one.definition, live.sources, root) as searcher:

@@ -20,26 +20,26 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from storage_core.base.errors import InvalidInput
-from storage_core.base.process import QUERY_BYTES, require_headroom
+from storage_core.base.process import QUERY_BYTES, check_free_resources
 from storage_core.base.text import names_of, quoted, unknown_names
 from storage_core.data.rows.keys import bitmap_of, positions
 from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import fulltext
 from storage_core.index.damage import damaged
 from storage_core.index.fulltext import BLOCK_ROWS, matches, number_of_matches
-from storage_core.index.places import SegmentCache, open_cache
-from storage_core.index.segments import Coverage, coverage
+from storage_core.index.row_positions import SegmentCache, open_cache
+from storage_core.index.segments import Coverage, compute_coverage
 from storage_core.index.text_files import Searcher
 from storage_core.log.actions import IndexSegment
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.predicate import Predicate
 from storage_core.read.row_filter import RowFilter
-from storage_core.read.search.base import Base
-from storage_core.read.search.kept import Kept
-from storage_core.read.search.question import SearchQuestion, index_for, one_index, question
-from storage_core.read.search.source import Live, Source, Unusable, usable
+from storage_core.read.search.base import SearchBase
+from storage_core.read.search.search_cache import SearchCache
+from storage_core.read.search.search_request import SearchQuestion, index_for, one_index, question
+from storage_core.read.search.source_protocol import LiveFilter, Source, Unusable, usable
 from storage_core.read.search.sources import sources
-from storage_core.read.unmerged import Overlay, take_apart
+from storage_core.read.unmerged_records import Overlay, split_unmerged_records
 from storage_core.store.contract import ObjectStore
 from storage_core.store.meter import prefetch
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from storage_core.base.limits import QueryLimits
     from storage_core.read.plan import RawPart
     from storage_core.read.predicate import Filter
-    from storage_core.write.region.unmerged import Unmerged
+    from storage_core.write.region.captured_regions import Unmerged
 
 
 _logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Trace:
     In this attempt, no damaged object was found.
     """
 
-    lives: Mapping[str, Live] = field(default_factory=dict)
+    lives: Mapping[str, LiveFilter] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,15 +81,17 @@ class Searched:
     filter: Filter | None = None
     limits: QueryLimits | None = None
     cache_dir: Path | None = None
-    kept: Kept = field(default_factory=Kept)
+    kept: SearchCache = field(default_factory=SearchCache)
 
     def overlay(self) -> Overlay:
         """Return the unmerged records in the form of an overlay.
 
-        Logs have the same runs as in earlier searches. See `take_apart`.
+        Logs have the same runs as in earlier searches. See `split_unmerged_records`.
         """
         kept = self.kept
-        return take_apart(self.store, self.snapshot, self.unmerged, footers=kept.verified.footers, runs=kept.runs)
+        return split_unmerged_records(
+            self.store, self.snapshot, self.unmerged, footers=kept.verified.footers, runs=kept.runs
+        )
 
     def sources(self, covered: Sequence[Coverage], overlay: Overlay, cached: SegmentCache) -> list[list[Source]]:
         """Return the sources of each index with the given coverage. See `sources.sources`."""
@@ -106,15 +108,15 @@ class Searched:
 
     def lives(
         self, covered: Sequence[Coverage], overlay: Overlay, cached: SegmentCache, *, is_run: bool = True
-    ) -> list[Live]:
+    ) -> list[LiveFilter]:
         """Return, for each index, the rows of the sources that meet the filter.
 
         Every search and `explain_search` start with this method. Requests: those of `sources`.
         """
         found, wanted = self.sources(covered, overlay, cached), self.row_filter(is_run=is_run)
-        return [Live(own, wanted) for own in found]
+        return [LiveFilter(own, wanted) for own in found]
 
-    def attempted(
+    def attempt(
         self,
         attempt: Callable[[Sequence[Coverage], SegmentCache], _Answer],
         definitions: Sequence[IndexDefinition],
@@ -131,7 +133,7 @@ class Searched:
         covered, unusable = [self.kept.coverage(self.snapshot, each) for each in definitions], set[str]()
         names = ", ".join(repr(each.name) for each in definitions)
         with (
-            require_headroom(f"search of index {names}", size=QUERY_BYTES),
+            check_free_resources(f"search of index {names}", size=QUERY_BYTES),
             open_cache(self.cache_dir) as cached,
         ):
             while True:
@@ -140,7 +142,7 @@ class Searched:
                 except Unusable as gone:
                     _logger.warning("%s is not usable, reading splits instead: %s", gone.path, gone)
                     unusable.add(gone.path)
-                    covered = [coverage(self.snapshot, each, without=unusable) for each in definitions]
+                    covered = [compute_coverage(self.snapshot, each, without=unusable) for each in definitions]
 
 
 _AT_ONCE = 4
@@ -179,17 +181,17 @@ class Query:
 def matched(searched: Searched, query: Query, of: Callable[[Matches], _Answer]) -> _Answer:
     """Call `of` with the matches, and return its result. If a segment is unusable, call `of` again without the segment.
 
-    Makes the requests of `unmerged.take_apart` and of `Matches`. Raises the errors of `search`.
+    Makes the requests of `unmerged_records.split_unmerged_records` and of `Matches`. Raises the errors of `search`.
     """
     overlay = searched.overlay()
 
     def attempt(covered: Sequence[Coverage], cached: SegmentCache) -> _Answer:
         own = Matches(searched, query, overlay, covered=covered[0], cached=cached)
         found = of(own)
-        own.require_sound()
+        own.require_valid()
         return found
 
-    return searched.attempted(attempt, [query.definition])
+    return searched.attempt(attempt, [query.definition])
 
 
 class Matches:
@@ -232,9 +234,9 @@ class Matches:
                 return number_of_matches(parsed, searcher)
         return sum(len(rows) for _, rows in self.rows())
 
-    def require_sound(self) -> None:
+    def require_valid(self) -> None:
         """Raise `InvalidInput` if the filter cannot be evaluated."""
-        self._live.require_sound()
+        self._live.require_valid()
 
     def _searcher(self, numbers: Sequence[int]) -> AbstractContextManager[Searcher]:
         parts = [self.sources[each] for each in numbers]
@@ -248,13 +250,13 @@ class Matches:
                 for place, found in matches(parsed, searcher):
                     yield numbers[place], found
             return
-        each_found = prefetch(lambda each: self.sources[each].matching(parsed), numbers, _AT_ONCE)
+        each_found = prefetch(lambda each: self.sources[each].matching_rows(parsed), numbers, _AT_ONCE)
         for source, found in zip(numbers, each_found, strict=True):
             for start in range(0, len(found), BLOCK_ROWS):
                 yield source, found[start : start + BLOCK_ROWS]
 
     def _of_live(self, found: Mapping[int, BitMap]) -> Iterator[tuple[int, BitMap]]:
-        return ((source, rows) for source, rows in self._live.left(found).items() if rows)
+        return ((source, rows) for source, rows in self._live.drop_hidden(found).items() if rows)
 
     def _is_whole(self) -> bool:
         """Return whether every row of every source is visible and meets the filter."""
@@ -262,7 +264,7 @@ class Matches:
             return False
         if any(add.deleted_rows is not None for add in self.searched.snapshot.splits.marked()):
             return False
-        return not any(prefetch(lambda each: each.deleted(), self.sources, _AT_ONCE))
+        return not any(prefetch(lambda each: each.deleted_rows(), self.sources, _AT_ONCE))
 
 
 VALUE, COUNT = "value", "count"
@@ -282,8 +284,8 @@ def search_facets(searched: Searched, query: Query, by: object, limit: int) -> p
 
     Cost:
         Memory: the distinct values. The requests of `Matches.rows`. For each split with matches, the requests of
-            `parts.Reading` for values and bitmaps. If no segment covers the split, or the segment has more values than
-            there are matching rows, the column is read instead.
+            `segment_reader.SegmentReader` for values and bitmaps. If no segment covers the split, or the segment has
+            more values than there are matching rows, the column is read instead.
     """
     definition, column = bitmap_index_over(searched.snapshot, by)
     return matched(searched, query, lambda matches: _Facets(matches, definition, column).most_frequent(limit))
@@ -312,10 +314,10 @@ class _Facets:
         searched = matches.searched
         self._matches, self._definition, self._column = matches, definition, column
         self._type = searched.snapshot.schema.field(column).type
-        self._covered = coverage(searched.snapshot, definition, without=matches.covered.without)
+        self._covered = compute_coverage(searched.snapshot, definition, without=matches.covered.without)
         self._parts = searched.kept.verified.bitmaps
         self._store = searched.store
-        self._base = Base(
+        self._base = SearchBase(
             searched.store,
             searched.snapshot,
             self._covered,
@@ -370,7 +372,7 @@ class _Facets:
         """
         if segment.origins is None and tuple(segment.covers) == (split,):
             return rows, rows
-        own, there = self._base.places(segment).within(split)
+        own, there = self._base.row_positions(segment).within(split)
         chosen = np.isin(there, positions(rows))
         return bitmap_of(own[chosen]), bitmap_of(there[chosen])
 

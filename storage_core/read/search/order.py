@@ -28,10 +28,10 @@ from storage_core.index import fulltext
 from storage_core.index.fulltext import Scores, snippets
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
-from storage_core.read.search.question import index_for, names_of
+from storage_core.read.search.search_request import index_for, names_of
 
 if TYPE_CHECKING:
-    from storage_core.read.search.source import Source
+    from storage_core.read.search.source_protocol import Source
 
 
 _SPARE_ROWS: Final = 10_000

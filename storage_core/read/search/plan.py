@@ -15,14 +15,14 @@ from typing import Any, Literal
 from storage_core.base.text import MOST_LISTED, counted, escaped, first_of
 from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import catch_up, segments, vector
-from storage_core.index.places import SegmentCache
-from storage_core.index.segments import Coverage, coverage
+from storage_core.index.row_positions import SegmentCache
+from storage_core.index.segments import Coverage, compute_coverage
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.plan import Analysis, RawPart
 from storage_core.read.row_filter import RowFilter
 from storage_core.read.search.matches import Searched, Trace
-from storage_core.read.search.question import IndexQuestion, SearchQuestion, VectorQuery, names_of, request_of
-from storage_core.read.search.source import Live, Place
+from storage_core.read.search.search_request import IndexQuestion, SearchQuestion, VectorQuery, names_of, request_of
+from storage_core.read.search.source_protocol import LiveFilter, Place
 from storage_core.read.search.vectors import most_scored
 
 How = Literal["segment", "indexed", "exact", "left_out"]
@@ -243,7 +243,8 @@ def planned(searched: Searched, indexes: Sequence[Searching]) -> Trace:
     """Return the sources that a search would use. No source is read.
 
     Cost:
-        The requests of `unmerged.take_apart`. If segments cover only a part of a split, also those of the translations.
+        The requests of `unmerged_records.split_unmerged_records`. If segments cover only a part of a split, also those
+        of the translations.
     """
     overlay, definitions = searched.overlay(), [each.definition for each in indexes]
 
@@ -254,7 +255,7 @@ def planned(searched: Searched, indexes: Sequence[Searching]) -> Trace:
                 source.count()  # `count` raises the error of a damaged translation here
         return Trace({each.name: live for each, live in zip(definitions, lives, strict=True)})
 
-    return searched.attempted(attempt, definitions)
+    return searched.attempt(attempt, definitions)
 
 
 def search_plan(
@@ -280,7 +281,7 @@ def covered(snapshot: Snapshot, *, index: str) -> dict[str, Any]:
         InvalidInput: The index does not fit the schema.
     """
     definition = segments.definition_of(snapshot, index)
-    found = coverage(snapshot, definition)
+    found = compute_coverage(snapshot, definition)
     return {
         "index": index,
         "kind": definition.kind,
@@ -313,7 +314,7 @@ def _index(searched: Searched, own: Searching, trace: Trace, *, is_run: bool, is
 
 
 def _source(
-    snapshot: Snapshot, definition: IndexDefinition, live: Live, number: int, *, is_filtered: bool
+    snapshot: Snapshot, definition: IndexDefinition, live: LiveFilter, number: int, *, is_filtered: bool
 ) -> SourcePlan:
     source, looked = live.sources[number], live.looked.get(number)
     origin, rows = source.origin, source.count()
@@ -335,7 +336,7 @@ def _source(
     )
 
 
-def _how(live: Live, number: int, kind: str) -> How:
+def _how(live: LiveFilter, number: int, kind: str) -> How:
     source, looked = live.sources[number], live.looked.get(number)
     if kind != "fulltext" and live.excludes(number):  # full-text statistics cover all rows
         return "left_out"

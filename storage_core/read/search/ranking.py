@@ -30,11 +30,10 @@ from storage_core.data.rows.keys import Positions, bitmap_of, pack, positions, s
 from storage_core.data.rows.vectors import type_text
 from storage_core.index import fulltext
 from storage_core.index.fulltext import LENIENT, Hits
-from storage_core.index.places import SegmentCache
+from storage_core.index.row_positions import SegmentCache
 from storage_core.index.segments import Coverage
 from storage_core.index.text_files import Searcher
 from storage_core.log.snapshot import Snapshot
-from storage_core.read.search.kept import Kept
 from storage_core.read.search.matches import Matches, Query, Searched, Trace, matched
 from storage_core.read.search.order import (
     BOUNDED,
@@ -48,8 +47,9 @@ from storage_core.read.search.order import (
     row_name,
     tie_columns,
 )
-from storage_core.read.search.question import IndexQuestion, VectorQuery, page
-from storage_core.read.search.source import Between, Live, Source
+from storage_core.read.search.search_cache import SearchCache
+from storage_core.read.search.search_request import IndexQuestion, VectorQuery, page
+from storage_core.read.search.source_protocol import Between, LiveFilter, Source
 from storage_core.read.search.vectors import DISTANCE, FIRST_WINDOW, Nearest, has_ties, with_distance
 from storage_core.store.meter import prefetch
 
@@ -301,7 +301,7 @@ def search(
     from a merge of other records into the base. Deleted or replaced rows stay in the statistics until their split is
     rewritten or their generation is merged. The search never returns deleted or replaced rows. Decision 0022 describes
     the limit of their effect on scores. Every match of a bitmap index has the score 1.0
-    (`question.parse_bitmap_query`).
+    (`search_request.parse_bitmap_query`).
 
     Args:
         searched: The table, the filter and the limits.
@@ -321,12 +321,13 @@ def search(
 
     Cost:
         A search by vector makes the requests of `Nearest.rows` for each window. Any other search makes one GET per
-        source without a cached segment, or the requests of `parts.Reading` for bitmaps. Then it makes one GET per split
-        with hits that may be among the best. From a split above 8 MiB, it reads only the footer and the row groups with
-        hits. Files on a local disk take no request. A hit with the score of the last row is skipped if its first column
-        comes after the first column of that row (decision 0022). A filter adds the requests that read its columns for
-        the hits. If bitmap indexes decide the whole filter, it adds the requests of `Bitmaps.of_split` instead. A
-        stored deletion vector of a split with such hits takes one GET. The requests of `unmerged.take_apart` are added.
+        source without a cached segment, or the requests of `segment_reader.SegmentReader` for bitmaps. Then it makes
+        one GET per split with hits that may be among the best. From a split above 8 MiB, it reads only the footer and
+        the row groups with hits. Files on a local disk take no request. A hit with the score of the last row is skipped
+        if its first column comes after the first column of that row (decision 0022). A filter adds the requests that
+        read its columns for the hits. If bitmap indexes decide the whole filter, it adds the requests of
+        `Bitmaps.of_split` instead. A stored deletion vector of a split with such hits takes one GET. The requests of
+        `unmerged_records.split_unmerged_records` are added.
     """
     snapshot, kept, parsed = searched.snapshot, searched.kept, one.question
     names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
@@ -343,16 +344,16 @@ def search(
             rows = Best(snapshot, most, names)
             add_best(live, one, rows, most, kept=kept, root=cached.root)
             answer = rows.answer(names, score=score)
-        live.require_sound()
+        live.require_valid()
         return answer
 
-    found = searched.attempted(best, [one.definition])
+    found = searched.attempt(best, [one.definition])
     if not isinstance(parsed, VectorQuery):
         return found
     return with_distance(found, parsed.metric, score=score, distance=distance)
 
 
-def add_best(live: Live, one: IndexQuestion, rows: Best, most: int, *, kept: Kept, root: Path) -> None:
+def add_best(live: LiveFilter, one: IndexQuestion, rows: Best, most: int, *, kept: SearchCache, root: Path) -> None:
     """Add the best `most` rows of one index.
 
     The function may also add other rows that have the score of the last row.
@@ -388,7 +389,7 @@ def added_names(schema: pa.Schema) -> tuple[str, str]:
     return free_name(SCORE, schema.names), free_name(DISTANCE, schema.names)
 
 
-def _text_matches(live: Live, query: fulltext.TextQuery, most: int, searcher: Searcher) -> _Scored:
+def _text_matches(live: LiveFilter, query: fulltext.TextQuery, most: int, searcher: Searcher) -> _Scored:
     found = query.hits(searcher, most, live=live)
     hits = found.by_source()
     tied = float(found.scores[-1]) if len(found) > most else -math.inf  # otherwise all of the hits are among the best
@@ -402,11 +403,11 @@ def _text_matches(live: Live, query: fulltext.TextQuery, most: int, searcher: Se
     )
 
 
-def _bitmap_matches(live: Live, condition: Predicate, most: int) -> _Scored:
+def _bitmap_matches(live: LiveFilter, condition: Predicate, most: int) -> _Scored:
     """Return the matches of a bitmap index. The search opens a source only if its hits are needed."""
 
     def matching(source: int) -> Hits:
-        return Hits.of_source(source, positions(live.sources[source].matching(condition)), _MATCH)
+        return Hits.of_source(source, positions(live.sources[source].matching_rows(condition)), _MATCH)
 
     def hits(sources: Sequence[int]) -> Mapping[int, Hits]:
         asked = [each for each in sources if not live.excludes(each)]

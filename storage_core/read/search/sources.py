@@ -28,7 +28,7 @@ from storage_core.data.rows.keys import Positions, bitmap_of, positions
 from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import segments, vector
 from storage_core.index.bitmap import unpacked_bitmaps
-from storage_core.index.places import SegmentCache
+from storage_core.index.row_positions import SegmentCache
 from storage_core.index.segments import Coverage, build_rows, fingerprint_of
 from storage_core.index.vector.blocks import Ranged
 from storage_core.log.actions import IndexSegment
@@ -37,17 +37,17 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.read.bitmap import rows_that_meet
 from storage_core.read.predicate import Predicate
 from storage_core.read.pruning import conditions
-from storage_core.read.search.base import Base, Hidden
-from storage_core.read.search.kept import Kept
-from storage_core.read.search.source import Between, InSplit, Origin, Source, chosen, require_within, usable
-from storage_core.read.unmerged import LoggedRows, Overlay, WholeRows
+from storage_core.read.search.base import Hidden, SearchBase
+from storage_core.read.search.search_cache import SearchCache
+from storage_core.read.search.source_protocol import Between, InSplit, Origin, Source, chosen, require_within, usable
+from storage_core.read.unmerged_records import LoggedRows, Overlay, WholeRows
 from storage_core.store.contract import ObjectStore
 from storage_core.store.meter import all_of, both
 from storage_core.write.region import generation_write
 
 
 def unmerged_sources(
-    store: ObjectStore, covered: Coverage, cache: SegmentCache, overlay: Overlay, *, kept: Kept
+    store: ObjectStore, covered: Coverage, cache: SegmentCache, overlay: Overlay, *, kept: SearchCache
 ) -> list[Source]:
     """Return the sources of unmerged rows.
 
@@ -97,10 +97,10 @@ class _Unmerged:
     def directory(self) -> Path:
         return self.made()
 
-    def ranged(self) -> None:
+    def ranged_files(self) -> None:
         return None
 
-    def matching(self, condition: Predicate) -> BitMap:
+    def matching_rows(self, condition: Predicate) -> BitMap:
         return unpacked(self.directory(), self.definition, condition, self.count)
 
     def low(self) -> None:
@@ -115,7 +115,7 @@ class _Unmerged:
     def in_splits(self, _: Positions) -> Iterable[InSplit]:
         return ()
 
-    def deleted(self) -> BitMap:
+    def deleted_rows(self) -> BitMap:
         return self.hidden
 
     def take(self, rows: Positions, columns: Collection[str]) -> pa.Table:
@@ -138,7 +138,7 @@ def _generation(store: ObjectStore, covered: Coverage, cache: SegmentCache, whol
     return _Unmerged(definition, origin, whole.rows, whole.deleted, lambda: name, made, size)
 
 
-def _run(covered: Coverage, cache: SegmentCache, run: LoggedRows, kept: Kept) -> _Unmerged:
+def _run(covered: Coverage, cache: SegmentCache, run: LoggedRows, kept: SearchCache) -> _Unmerged:
     """Return the source for whole rows in the entries of a log. The index files of these rows are built once."""
     definition, name = covered.definition, run.name
 
@@ -147,7 +147,7 @@ def _run(covered: Coverage, cache: SegmentCache, run: LoggedRows, kept: Kept) ->
         files = kept.values.made(
             known, dict, lambda: build_rows(run.rows, definition), lambda each: sum(map(len, each.values()))
         )
-        return cache.passing(files)
+        return cache.write_temporary(files)
 
     return _Unmerged(definition, Origin("log", run.region), run.rows, run.deleted, lambda: name, made)
 
@@ -163,7 +163,9 @@ def _rest(covered: Coverage, cache: SegmentCache, rows: pa.Table) -> _Unmerged:
         return f"rest {checksum(sink.getvalue())}"
 
     definition, origin = covered.definition, Origin("records", "records over the base")
-    return _Unmerged(definition, origin, rows, BitMap(), named, lambda: cache.passing(build_rows(rows, definition)))
+    return _Unmerged(
+        definition, origin, rows, BitMap(), named, lambda: cache.write_temporary(build_rows(rows, definition))
+    )
 
 
 def _repeat_bounds(bounds: Between | None, count: int) -> Between | None:
@@ -190,7 +192,7 @@ def sources(
     *,
     overlay: Overlay,
     cache: SegmentCache,
-    kept: Kept,
+    kept: SearchCache,
 ) -> list[list[Source]]:
     """Return the sources of a search for each index.
 
@@ -201,17 +203,17 @@ def sources(
     """
     found, hidden = list[list[Source]](), Hidden()
     for each in covered:
-        base = Base(store, snapshot, each, overlay, cache=cache, kept=kept, hidden=hidden)
+        base = SearchBase(store, snapshot, each, overlay, cache=cache, kept=kept, hidden=hidden)
         found.append([*_gaps(base), *_indexed(base), *unmerged_sources(store, each, cache, overlay, kept=kept)])
     return found
 
 
-def _gaps(base: Base) -> Iterator[Source]:
+def _gaps(base: SearchBase) -> Iterator[Source]:
     for add in base.covered.missing:
         yield _PartOfSplit(base, add.path) if add.path in base.covered.answers else _Split(base, add.path)
 
 
-def _indexed(base: Base) -> Iterator[Source]:
+def _indexed(base: SearchBase) -> Iterator[Source]:
     splits: dict[str, list[str]] = {}
     for split, paths in sorted(base.covered.answers.items()):
         for path in paths:
@@ -227,7 +229,7 @@ def _indexed(base: Base) -> Iterator[Source]:
 class _Split:
     """All rows of a live split. The row number in the index is the position in the file."""
 
-    base: Base
+    base: SearchBase
     path: str
     segment: IndexSegment | None = None
 
@@ -259,12 +261,12 @@ class _Split:
     def directory(self) -> Path:
         return self._or_gap(self.base.directory, self._gap)
 
-    def ranged(self) -> Ranged | None:
+    def ranged_files(self) -> Ranged | None:
         return None if self.segment is None else parts_of(self.base, self.segment, self.splits)
 
-    def matching(self, condition: Predicate) -> BitMap:
+    def matching_rows(self, condition: Predicate) -> BitMap:
         return self._or_gap(
-            lambda segment: self.base.matching(segment, condition, self.count),
+            lambda segment: self.base.matching_rows(segment, condition, self.count),
             lambda: unpacked(self._gap(), self.base.covered.definition, condition, self.count),
         )
 
@@ -280,8 +282,8 @@ class _Split:
     def in_splits(self, rows: Positions) -> Iterable[InSplit]:
         return [(self.path, np.arange(len(rows)), rows)]
 
-    def deleted(self) -> BitMap:
-        return self.base.hidden(self.path)
+    def deleted_rows(self) -> BitMap:
+        return self.base.hidden_rows(self.path)
 
     def take(self, rows: Positions, columns: Collection[str]) -> pa.Table:
         return self.base.take(self.path, rows, columns)
@@ -309,7 +311,7 @@ class _Moved:
     The rows are now in `splits`.
     """
 
-    base: Base
+    base: SearchBase
     segment: IndexSegment
     splits: tuple[str, ...]
 
@@ -336,19 +338,19 @@ class _Moved:
         with usable(self.segment.path):
             return self.base.directory(self.segment)
 
-    def ranged(self) -> Ranged | None:
+    def ranged_files(self) -> Ranged | None:
         return parts_of(self.base, self.segment, self.splits)
 
-    def matching(self, condition: Predicate) -> BitMap:
+    def matching_rows(self, condition: Predicate) -> BitMap:
         with usable(self.segment.path):
-            return self.base.matching(self.segment, condition, lambda: self.segment.numRecords)
+            return self.base.matching_rows(self.segment, condition, lambda: self.segment.numRecords)
 
     def low(self) -> Any:
         return self.base.segment_low(self.segment, self.splits)
 
     def bounds(self, rows: Positions) -> Between | None:
         require_within(rows, self.segment.numRecords, self.segment.path)
-        places = self.base.places(self.segment)
+        places = self.base.row_positions(self.segment)
         found = self.base.segment_bounds(self.segment, places.splits)
         split = places.split[rows]
         return None if found is None else (found[0][split], found[1][split])
@@ -364,14 +366,14 @@ class _Moved:
 
     def in_splits(self, rows: Positions) -> Iterator[InSplit]:
         require_within(rows, self.segment.numRecords, self.segment.path)
-        places = self.base.places(self.segment)
+        places = self.base.row_positions(self.segment)
         split = places.split[rows]
         for number in np.unique(split).tolist():
             own = np.flatnonzero(split == number)
             yield places.splits[number], own, places.row[rows[own]].astype(np.int64)
 
-    def deleted(self) -> BitMap:
-        return self.base.deleted(self.segment)
+    def deleted_rows(self) -> BitMap:
+        return self.base.deleted_rows(self.segment)
 
     def take(self, rows: Positions, columns: Collection[str]) -> pa.Table:
         parts, order = [], []
@@ -385,7 +387,7 @@ class _Moved:
 class _PartOfSplit:
     """The rows of a live split that no segment covers, in the order of the file."""
 
-    base: Base
+    base: SearchBase
     path: str
 
     @property
@@ -394,7 +396,7 @@ class _PartOfSplit:
 
     @property
     def name(self) -> str:
-        rows = checksum(self.base.unanswered(self.path).serialize())
+        rows = checksum(self.base.uncovered_rows(self.path).serialize())
         return f"{self.path} {self.base.snapshot.splits[self.path].xxh3} {rows}"
 
     @property
@@ -410,15 +412,15 @@ class _PartOfSplit:
         return None
 
     def count(self) -> int:
-        return len(self.base.unanswered(self.path))
+        return len(self.base.uncovered_rows(self.path))
 
     def directory(self) -> Path:
-        return self.base.gap(self.path, self.base.unanswered(self.path))
+        return self.base.gap(self.path, self.base.uncovered_rows(self.path))
 
-    def ranged(self) -> None:
+    def ranged_files(self) -> None:
         return None
 
-    def matching(self, condition: Predicate) -> BitMap:
+    def matching_rows(self, condition: Predicate) -> BitMap:
         return unpacked(self.directory(), self.base.covered.definition, condition, lambda: len(self._rows()))
 
     def low(self) -> Any:
@@ -435,8 +437,8 @@ class _PartOfSplit:
         require_within(rows, len(own), self.path)
         return [(self.path, np.arange(len(rows)), own[rows])]
 
-    def deleted(self) -> BitMap:
-        hidden = positions(self.base.hidden(self.path))
+    def deleted_rows(self) -> BitMap:
+        hidden = positions(self.base.hidden_rows(self.path))
         return bitmap_of(np.flatnonzero(np.isin(self._rows(), hidden)))
 
     def take(self, rows: Positions, columns: Collection[str]) -> pa.Table:
@@ -445,7 +447,7 @@ class _PartOfSplit:
         return self.base.take(self.path, own[rows], columns)
 
     def _rows(self) -> Positions:
-        return positions(self.base.unanswered(self.path))
+        return positions(self.base.uncovered_rows(self.path))
 
 
 WHOLE_SEGMENT_BYTES: Final = 8 * 2**20
@@ -457,7 +459,7 @@ Such a fetch takes one request and one round trip.
 _FORESEEN: Final = 4
 
 
-def parts_of(base: Base, segment: IndexSegment, splits: Sequence[str]) -> vector.Ranged | None:
+def parts_of(base: SearchBase, segment: IndexSegment, splits: Sequence[str]) -> vector.Ranged | None:
     """Return the files of a vector segment for reading by ranges.
 
     Returns None if the segment is small, on a local disk, or of another kind.
@@ -482,6 +484,6 @@ def parts_of(base: Base, segment: IndexSegment, splits: Sequence[str]) -> vector
     with usable(segment.path):
         found, _ = both(
             lambda: vector.Ranged(store, expected, ahead=ahead, cached=base.pieces),
-            lambda: all_of(base.foresee, splits[:_FORESEEN], _FORESEEN),
+            lambda: all_of(base.prefetch_footer, splits[:_FORESEEN], _FORESEEN),
         )
     return found

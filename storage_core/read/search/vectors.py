@@ -25,14 +25,14 @@ from storage_core.data.rows.keys import Positions, positions
 from storage_core.data.rows.vectors import Floats, matrix
 from storage_core.data.settings.index import IndexDefinition, Metric
 from storage_core.index import vector
-from storage_core.index.places import SegmentCache
+from storage_core.index.row_positions import SegmentCache
 from storage_core.index.segments import Coverage
 from storage_core.index.vector.reader import Distances
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.search.matches import Searched
 from storage_core.read.search.order import Best, windows
-from storage_core.read.search.question import SearchQuestion, VectorQuery, index_for, question
-from storage_core.read.search.source import Live, Looked, Source, usable
+from storage_core.read.search.search_request import SearchQuestion, VectorQuery, index_for, question
+from storage_core.read.search.source_protocol import LiveFilter, SearchCounts, Source, usable
 from storage_core.store.meter import prefetch
 from storage_core.store.pieces import KeptValues
 
@@ -76,7 +76,7 @@ class Nearest:
     `readers` caches open segments by the name of the source.
     """
 
-    def __init__(self, live: Live, query: VectorQuery, most: int, *, readers: KeptValues) -> None:
+    def __init__(self, live: LiveFilter, query: VectorQuery, most: int, *, readers: KeptValues) -> None:
         """Prepare without reading."""
         self._live, self._query, self._most, self._readers = live, query, most, readers
         self._segments = sum(each.origin.segment is not None for each in live.sources)
@@ -144,7 +144,7 @@ class Nearest:
         if number in self._exact:
             return self._exact[number]
         query, source, allowed = self._query, self._live.sources[number], self._live.rows(number)
-        before = self._live.looked.setdefault(number, Looked(len(allowed), 0))
+        before = self._live.looked.setdefault(number, SearchCounts(len(allowed), 0))
         if not allowed:
             return _NOTHING
         count = source.count()
@@ -256,7 +256,7 @@ def _reader(source: Source, count: int, readers: KeptValues) -> _Opened:
     """Return the open segment of a source. If the segment is read by ranges, also return its ranged files."""
 
     def opened() -> tuple[_Opened, int]:
-        ranged, held = source.ranged(), 0
+        ranged, held = source.ranged_files(), 0
         parts: vector.Parts | None = ranged
         if parts is None:
             files = {each.name: each.read_bytes() for each in source.directory().iterdir()}
@@ -334,9 +334,9 @@ def recall(
 
     def measured(covered: Sequence[Coverage], cached: SegmentCache) -> Recall:
         [found] = searched.sources(covered, overlay, cached)
-        live = Live(found, wanted_rows)
+        live = LiveFilter(found, wanted_rows)
         rows = [positions(live.rows(each)) for each in range(len(found))]
-        live.require_sound()
+        live.require_valid()
         wanted_queries = given.queries or _drawn(found, rows, given, seed)
         truth, count = _nearest_distances(found, rows, wanted_queries, k)
         hits = wanted = 0
@@ -353,7 +353,7 @@ def recall(
             rows=count,
         )
 
-    return searched.attempted(measured, [definition])
+    return searched.attempt(measured, [definition])
 
 
 @dataclass(frozen=True, slots=True)

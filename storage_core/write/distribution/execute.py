@@ -25,7 +25,7 @@ from storage_core.data.settings.layout import Region
 from storage_core.log.actions import Add
 from storage_core.split.writer import sort_and_write
 from storage_core.store.contract import ObjectStore
-from storage_core.write.distribution.undistributed import by_region, fit, fit_puts, of_table
+from storage_core.write.distribution.undistributed_rows import fit, fit_puts, group_by_region, of_table
 from storage_core.write.distribution.unique import NONE, find_duplicates, note_ids
 from storage_core.write.distribution.work import (
     Divided,
@@ -40,7 +40,7 @@ from storage_core.write.distribution.work import (
     write_part,
 )
 from storage_core.write.ingest.convert import RejectedLine, tally, write_quarantine
-from storage_core.write.late_rows import LateRowFilter, Origin
+from storage_core.write.late_rows import LateRowFilter, RowOrigin
 from storage_core.write.raw_log.history import Damage, RawChunkRef, read_columns
 from storage_core.write.raw_log.read import RejectedRecord, TypedRecords
 from storage_core.write.region import router
@@ -168,7 +168,7 @@ def fill(work: FillWork, store: ObjectStore, *, clock: Clock, ids: Ids) -> FillR
     """
     records = pa.concat_tables([read_part(store, each) for each in work.parts])
     written = router.write_distributed(
-        store, records, work.key, turn=work.turn, clock=clock, ids=ids, context=work.context
+        store, records, work.key, turn=work.claim, clock=clock, ids=ids, context=work.context
     )
     return FillResult(path=written.path, rows=written.records)
 
@@ -221,7 +221,7 @@ class _Taken:
         fitting = fit(records, self.target)
         self._quarantine(ref, fitting.rejected, store)
         admitted = self._admitted(ref, fitting, fitting.records, store)
-        for region, rows in by_region(admitted, ref, self.target):
+        for region, rows in group_by_region(admitted, ref, self.target):
             self._regions.setdefault(region, []).append(rows)
 
     def _append(self, ref: RawChunkRef, records: pa.Table, store: ObjectStore) -> None:
@@ -235,7 +235,7 @@ class _Taken:
 
         Late rows get one quarantine entry per chunk. The entry is the same in every distribution.
         """
-        origin = Origin(source=source_of(self.source, ref), by="distribute")
+        origin = RowOrigin(source=source_of(self.source, ref), by="distribute")
         late_filter = LateRowFilter(store, LateRule.of(self.target.config), origin)
         admit = late_filter.admit_records if self.target.config.kind == "keyed" else late_filter.admit
         admitted = admit(rows, fitting.written_ms)

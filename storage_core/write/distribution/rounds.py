@@ -49,7 +49,7 @@ from storage_core.write.distribution.work import (
 from storage_core.write.ingest.convert import tally
 from storage_core.write.raw_log.history import Damage, History, MissingChunks, RawChunkRef, RawSegment
 from storage_core.write.region import router
-from storage_core.write.region.router import Stretch
+from storage_core.write.region.router import ChunkRange
 
 # The plan of one round contains chunks in the order of the history, and the chunks that each table needs.
 #
@@ -67,7 +67,7 @@ class TargetTable:
     offsets: Offsets
 
     @classmethod
-    def look(cls, name: str, log: TransactionLog) -> TargetTable:
+    def load(cls, name: str, log: TransactionLog) -> TargetTable:
         """Return the current state of the table.
 
         Makes the requests for opening the table, and the requests of `read_offsets`.
@@ -110,7 +110,9 @@ def plan_round(
     plans = {each.name: left(history, each.offsets.log, terms, now_ms=now_ms) for each in tables}
     chosen = _first_of(history, plans.values(), terms.round_bytes)
     numbers = {(each.writer, each.number) for each in chosen}
-    targets = {each.name: target for each in tables if (target := _target(each, plans[each.name], numbers)).stretches}
+    targets = {
+        each.name: target for each in tables if (target := _target(each, plans[each.name], numbers)).chunk_ranges
+    }
     return RoundPlan(
         source=source,
         works=tuple(
@@ -136,12 +138,12 @@ def _target(table: TargetTable, plan: DistributionPlan, chosen: Collection[tuple
         # round includes the last chunk.
         last = offset if len(taken) == len(numbers) else max(taken, default=0)
         if last > after.get(writer, 0):
-            stretches.append(Stretch(writer=writer, after=after.get(writer, 0), last=last))
+            stretches.append(ChunkRange(writer=writer, after=after.get(writer, 0), last=last))
     return Target(
         name=table.name,
         uri=table.log.store.uri,
         context=context_of(table.snapshot),
-        stretches=tuple(stretches),
+        chunk_ranges=tuple(stretches),
         further=table.offsets.further,
     )
 
@@ -335,7 +337,7 @@ class Distributor:
         """
         done = DistributionOutcome()
         while True:
-            tables = self.look(done)
+            tables = self.load_tables(done)
             plan = plan_round(self.source, self.history, list(tables.values()), terms, now_ms=self.clock.now_ms())
             done.held = plan.held
             if not plan.targets:
@@ -344,13 +346,13 @@ class Distributor:
             terms = replace(terms, damaged=terms.damaged | damaged.keys())
             done.damaged |= damaged
 
-    def look(self, done: DistributionOutcome) -> dict[str, TargetTable]:
+    def load_tables(self, done: DistributionOutcome) -> dict[str, TargetTable]:
         """Return the current state of the tables that have not failed."""
         found: dict[str, TargetTable] = {}
         for name, log in self.logs.items():
             if name not in done.failures:
                 with self._settling(name, done):
-                    found[name] = TargetTable.look(name, log)
+                    found[name] = TargetTable.load(name, log)
                     done.tables.setdefault(name, Tally()).version = found[name].snapshot.version
         return found
 
@@ -373,7 +375,9 @@ class Distributor:
         fillings: dict[str, _Fillings] = {}
         targets = _before(plan.targets, damaged)
         if any(each.noted for each in divided):
-            targets = {name: replace(each, stretches=_with_ids(each, tables[name])) for name, each in targets.items()}
+            targets = {
+                name: replace(each, chunk_ranges=_with_ids(each, tables[name])) for name, each in targets.items()
+            }
         for name, target in targets.items():
             with self._settling(name, done):
                 share = share_of(name, results)
@@ -405,9 +409,9 @@ class Distributor:
         late, rejected = share.late, sum(share.rejected.values())
         result = table.log.commit(
             table.snapshot,
-            [*share.adds, *txns(target.stretches, self.clock.now_ms())],
+            [*share.adds, *txns(target.chunk_ranges, self.clock.now_ms())],
             operation="DISTRIBUTE",
-            requirements=[*starts(target.stretches, table.snapshot), *self._guards(table.name)],
+            requirements=[*starts(target.chunk_ranges, table.snapshot), *self._guards(table.name)],
             metrics={
                 "rows_in": share.rows + rejected + late.quarantined + late.dropped,
                 "rows_out": share.rows,
@@ -428,15 +432,15 @@ class Distributor:
         found = []
         for region, parts in share.parts.items():
             recorded = table.offsets.regions.get(region.id, {})
-            turn = router.take_turn(table.log.store, table.snapshot, region, clock=self.clock, ids=self.ids)
+            turn = router.claim_region(table.log.store, table.snapshot, region, clock=self.clock, ids=self.ids)
             key = target.config.primary_key
-            work = FillWork(uri=target.uri, key=key, parts=parts, turn=turn, context=target.context)
-            found.append(_Filling(work, tuple(_above(target.stretches, recorded))))
+            work = FillWork(uri=target.uri, key=key, parts=parts, claim=turn, context=target.context)
+            found.append(_Filling(work, tuple(_above(target.chunk_ranges, recorded))))
         # A region removes an offset after the log's offset has passed it. After the claims, nobody can add offsets to
         # the log or to the regions. So the log now shows whether another distributor was active between plan and
         # claims.
         head = table.log.refresh(table.snapshot)
-        for each in starts(target.stretches, table.snapshot):
+        for each in starts(target.chunk_ranges, table.snapshot):
             each.check(head)
         return found
 
@@ -477,9 +481,9 @@ class Distributor:
     def _finish(self, table: TargetTable, filling: _Filling, result: FillResult) -> None:
         router.finish(
             table.log.store,
-            filling.work.turn,
+            filling.work.claim,
             result.path,
-            filling.stretches,
+            filling.chunk_ranges,
             clock=self.clock,
             writer_id=self.ids.uuid(),
         )
@@ -507,7 +511,7 @@ class _Filling:
     """A region to fill, and the ranges of chunks after the region's offset."""
 
     work: FillWork
-    stretches: tuple[Stretch, ...]
+    chunk_ranges: tuple[ChunkRange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -519,7 +523,7 @@ class _Fillings:
     regions: Sequence[_Filling]
 
 
-def _with_ids(target: Target, table: TargetTable) -> tuple[Stretch, ...]:
+def _with_ids(target: Target, table: TargetTable) -> tuple[ChunkRange, ...]:
     """Return the ranges of the target and an extra range for the pseudo writer `WITH_IDS`.
 
     Every distribution of records with ids moves the offset of this pseudo writer.
@@ -529,7 +533,7 @@ def _with_ids(target: Target, table: TargetTable) -> tuple[Stretch, ...]:
     """
     offsets = (table.offsets.log, *table.offsets.regions.values())
     last = max(each.get(WITH_IDS, 0) for each in offsets)
-    return (*target.stretches, Stretch(writer=WITH_IDS, after=table.offsets.log.get(WITH_IDS, 0), last=last + 1))
+    return (*target.chunk_ranges, ChunkRange(writer=WITH_IDS, after=table.offsets.log.get(WITH_IDS, 0), last=last + 1))
 
 
 def _was_passed(works: Sequence[DivideWork], damaged: Iterable[tuple[str, int]]) -> bool:
@@ -549,18 +553,18 @@ def _before(targets: Mapping[str, Target], damaged: Iterable[tuple[str, int]]) -
     cut = {
         name: replace(
             target,
-            stretches=tuple(
+            chunk_ranges=tuple(
                 replace(each, last=min(each.last, ends.get(each.writer, each.last + 1) - 1))
-                for each in target.stretches
+                for each in target.chunk_ranges
                 if ends.get(each.writer, each.last + 1) - 1 > each.after
             ),
         )
         for name, target in targets.items()
     }
-    return {name: target for name, target in cut.items() if target.stretches}
+    return {name: target for name, target in cut.items() if target.chunk_ranges}
 
 
-def _above(stretches: Iterable[Stretch], recorded: Mapping[str, int]) -> Iterator[Stretch]:
+def _above(stretches: Iterable[ChunkRange], recorded: Mapping[str, int]) -> Iterator[ChunkRange]:
     """Yield the parts of the ranges that a region lacks. Each part starts at the region's offset."""
     for each in stretches:
         if each.last > recorded.get(each.writer, 0):

@@ -287,7 +287,7 @@ class _Wanted:
 
     def _takes(self, chunk: ChunkKey) -> bool:
         return any(
-            each.writer == chunk.writer and each.after < chunk.number <= each.last for each in self.target.stretches
+            each.writer == chunk.writer and each.after < chunk.number <= each.last for each in self.target.chunk_ranges
         )
 
     def _place(self, chunk: ChunkKey) -> tuple[int, int, str, int]:

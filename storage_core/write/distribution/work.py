@@ -48,7 +48,7 @@ from storage_core.split.context import SplitContext
 from storage_core.store.contract import ObjectStore, create_numbered
 from storage_core.store.meter import all_of
 from storage_core.write.raw_log.history import CLOSED_AFTER_MS, Damage, History, MissingChunks, RawChunkRef
-from storage_core.write.region.router import OFFSETS, Stretch, Turn, offsets
+from storage_core.write.region.router import OFFSETS, ChunkRange, RegionClaim, offsets
 from storage_core.write.region.spec import PARALLEL_REGIONS, read_registry, whole_table
 
 # A part contains the typed rows of one task for one region. Parts are needed until the generation is written (decision
@@ -134,7 +134,7 @@ class Target:
     name: str
     uri: str
     context: SplitContext
-    stretches: tuple[Stretch, ...]
+    chunk_ranges: tuple[ChunkRange, ...]
     further: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
@@ -144,7 +144,7 @@ class Target:
 
     def takes(self, ref: RawChunkRef) -> bool:
         """Return whether the chunk must be distributed into the table."""
-        return any(each.writer == ref.writer and each.after < ref.number <= each.last for each in self.stretches)
+        return any(each.writer == ref.writer and each.after < ref.number <= each.last for each in self.chunk_ranges)
 
     def to_json(self) -> Json:
         """Return plain values for JSON."""
@@ -152,7 +152,7 @@ class Target:
             "name": self.name,
             "uri": self.uri,
             "context": self.context.to_json(),
-            "stretches": [asdict(each) for each in self.stretches],
+            "stretches": [asdict(each) for each in self.chunk_ranges],
             "further": {region: dict(offsets) for region, offsets in self.further.items()},
         }
 
@@ -161,7 +161,7 @@ class Target:
         """Return the target that `to_json` returned."""
         changed = {
             "context": SplitContext.from_json(found["context"]),
-            "stretches": tuple(Stretch(**each) for each in found["stretches"]),
+            "stretches": tuple(ChunkRange(**each) for each in found["stretches"]),
         }
         return cls(**{**found, **changed})
 
@@ -231,13 +231,13 @@ class FillWork:
     uri: str
     key: tuple[str, ...]
     parts: tuple[FillPart, ...]
-    turn: Turn
+    claim: RegionClaim
     context: SplitContext
 
     def to_json(self) -> Json:
         """Return plain values for JSON."""
         parts = [each.to_json() for each in self.parts]
-        turn, context = asdict(self.turn), self.context.to_json()
+        turn, context = asdict(self.claim), self.context.to_json()
         return {"uri": self.uri, "key": list(self.key), "parts": parts, "turn": turn, "context": context}
 
     @staticmethod
@@ -247,7 +247,7 @@ class FillWork:
             uri=found["uri"],
             key=tuple(found["key"]),
             parts=tuple(map(FillPart.from_json, found["parts"])),
-            turn=Turn(**found["turn"]),
+            claim=RegionClaim(**found["turn"]),
             context=SplitContext.from_json(found["context"]),
         )
 
@@ -431,12 +431,12 @@ def regions_of(store: ObjectStore, snapshot: Snapshot) -> list[Region]:
     return [*whole, *(each for _, each in sorted(read_registry(store).regions.items()) if each.spec_id != BY_HAND_SPEC)]
 
 
-def txns(stretches: Iterable[Stretch], now_ms: int) -> list[Txn]:
+def txns(stretches: Iterable[ChunkRange], now_ms: int) -> list[Txn]:
     """Return the transactions for a commit with the rows of these chunks."""
     return [Txn(appId=_APP + each.writer, version=each.last, lastUpdated=now_ms) for each in stretches]
 
 
-def starts(stretches: Iterable[Stretch], planned: Snapshot) -> list[TxnProgress]:
+def starts(stretches: Iterable[ChunkRange], planned: Snapshot) -> list[TxnProgress]:
     """Return commit requirements. They ensure that no writer's offset has changed since the snapshot of the plan."""
     apps = [_APP + each.writer for each in stretches]
     return [TxnProgress(app, planned.txns.get(app, 0)) for app in apps]

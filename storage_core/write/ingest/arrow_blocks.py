@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from storage_core.base.errors import Corrupt, InvalidInput, raise_refused, unsound
+from storage_core.base.errors import Corrupt, InvalidInput, damaged_file_error, raise_refused
 from storage_core.base.text import shortened
 from storage_core.data.formats.arrow_files import claims_of, require_shallow
 from storage_core.data.rows.values import examined
@@ -64,7 +64,7 @@ def arrow_blocks(
         raise
     except _DAMAGE as error:
         raise_refused(file, error)
-        raise unsound("it is not a whole Arrow file, or it is damaged") from error
+        raise damaged_file_error("it is not a whole Arrow file, or it is damaged") from error
 
 
 def _batches(stream: BinaryIO, check: Callable[[pa.Schema], None]) -> Iterator[pa.RecordBatch]:
@@ -93,7 +93,7 @@ def _start(stream: BinaryIO) -> int:
         return 0
     stream.seek(-len(_MAGIC), io.SEEK_END)
     if stream.read() != _MAGIC:
-        raise unsound("its Arrow footer is missing, so the file is not complete")
+        raise damaged_file_error("its Arrow footer is missing, so the file is not complete")
     return _MAGIC_BYTES
 
 
@@ -110,7 +110,7 @@ def _check_messages(stream: BinaryIO, start: int, size: int) -> None:
         if any(claimed < -1 for _, claimed in claims_of(message)) or expanded > max(
             LARGEST_BATCH, BATCH_RATIO * length
         ):
-            raise unsound(
+            raise damaged_file_error(
                 f"a batch of {length} bytes expands to {expanded} bytes. The limit is "
                 f"{max(LARGEST_BATCH, BATCH_RATIO * length)} bytes. Write smaller batches"
             )
@@ -118,14 +118,16 @@ def _check_messages(stream: BinaryIO, start: int, size: int) -> None:
         stream.seek(0)
         footer = pa.ipc.open_file(pa.PythonFile(stream, mode="r"))
         if footer.num_record_batches != batches:
-            raise unsound(f"its Arrow footer names {footer.num_record_batches} batches, and the file has {batches}")
+            raise damaged_file_error(
+                f"its Arrow footer names {footer.num_record_batches} batches, and the file has {batches}"
+            )
         return
     end = stream.tell()
     stream.seek(max(0, end - len(_END)))
     if stream.read(len(_END)) != _END:
-        raise unsound("its Arrow stream has no end marker, so the file may not be complete")
+        raise damaged_file_error("its Arrow stream has no end marker, so the file may not be complete")
     if end != size:
-        raise unsound(f"{size - end} bytes follow the end of its Arrow stream. Land each stream as a file")
+        raise damaged_file_error(f"{size - end} bytes follow the end of its Arrow stream. Land each stream as a file")
 
 
 def _require_consistent(rows: pa.RecordBatch) -> None:
@@ -133,4 +135,4 @@ def _require_consistent(rows: pa.RecordBatch) -> None:
     try:
         examined(pa.Table.from_batches([rows]))
     except InvalidInput as error:
-        raise unsound(f"its values are not valid ({shortened(str(error), 500)})") from error
+        raise damaged_file_error(f"its values are not valid ({shortened(str(error), 500)})") from error

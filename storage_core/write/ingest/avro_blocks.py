@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 import pyarrow as pa
 
-from storage_core.base.errors import Corrupt, TidemarkError, Unsupported, raise_refused, unsound
+from storage_core.base.errors import Corrupt, TidemarkError, Unsupported, damaged_file_error, raise_refused
 from storage_core.base.text import quoted, shortened
 from storage_core.data.formats.avro import (
     CODEC_DAMAGE,
@@ -95,7 +95,7 @@ def avro_blocks(
             yield checked_rows(file, batch, number, target)
             number += batch.num_rows
     except Unsupported as error:
-        raise unsound(
+        raise damaged_file_error(
             "it uses a codec of Avro that Tidemark cannot read. Use null, deflate, snappy or zstandard"
         ) from error
     except TidemarkError:
@@ -106,7 +106,7 @@ def avro_blocks(
 
 
 def _damaged() -> Corrupt:
-    return unsound("it is not a whole Avro file, or it is damaged")
+    return damaged_file_error("it is not a whole Avro file, or it is damaged")
 
 
 def _batches(file: str, stream: BinaryIO, check: Callable[[pa.Schema], None]) -> Iterator[pa.RecordBatch]:
@@ -118,20 +118,22 @@ def _batches(file: str, stream: BinaryIO, check: Callable[[pa.Schema], None]) ->
     head = stream.read(HEAD_BYTES)
     if not head.startswith(MAGIC):
         require_uncompressed(head, "An Avro")
-        raise unsound("it is not an Avro file")
+        raise damaged_file_error("it is not an Avro file")
     stream.seek(len(MAGIC))
     cursor = _Cursor(stream)
     text, codec, sync = _header(cursor)
     try:
         least = least_bytes(text, file)
     except Corrupt as error:
-        raise unsound("its Avro schema cannot be used. It is invalid, too deep, or has a type inside itself") from error
+        raise damaged_file_error(
+            "its Avro schema cannot be used. It is invalid, too deep, or has a type inside itself"
+        ) from error
     columns = _Columns.of(json.loads(text))
     check(columns.schema)
     try:
         parsed = fastavro.parse_schema(columns.plain)
     except (SchemaParseException, UnknownType) as error:
-        raise unsound("its Avro schema cannot be used. It has a name or a type that is not valid") from error
+        raise damaged_file_error("its Avro schema cannot be used. It has a name or a type that is not valid") from error
     expansion, measure = Expansion(size), measure_of(codec, file)
     while cursor.has_more():
         records, length = cursor.long(), cursor.long()
@@ -152,7 +154,7 @@ def _check_size(measure: Measure, block: bytes, file: str) -> None:
     try:
         expanded_bytes(measure, block, LARGEST_BLOCK, file)
     except Corrupt as error:
-        raise unsound(
+        raise damaged_file_error(
             f"a block of {len(block)} bytes is damaged, or expands to more than {LARGEST_BLOCK} bytes. Write smaller "
             "blocks"
         ) from error
@@ -189,7 +191,7 @@ class _Cursor:
         taken, self._ahead = self._ahead[:size], self._ahead[size:]
         data = taken + self._stream.read(size - len(taken))
         if len(data) != size:
-            raise unsound("its last Avro block is truncated")
+            raise damaged_file_error("its last Avro block is truncated")
         return data
 
     def long(self) -> int:
@@ -215,7 +217,7 @@ def _header(cursor: _Cursor) -> tuple[bytes, str, bytes]:
                 length = cursor.long()
                 total += length + 1
                 if length < 0 or total > _LARGEST_HEADER:
-                    raise unsound(f"its Avro header has more than {_LARGEST_HEADER} bytes, or is damaged")
+                    raise damaged_file_error(f"its Avro header has more than {_LARGEST_HEADER} bytes, or is damaged")
                 entry.append(cursor.take(length))
             found[entry[0]] = entry[1]
     if b"avro.schema" not in found:
@@ -244,9 +246,9 @@ class _Columns:
         types = _Types()
         plain, physical = types.read(schema, "the record")
         if not pa.types.is_struct(physical):
-            raise unsound("its Avro schema is not a record")
+            raise damaged_file_error("its Avro schema is not a record")
         if not physical.num_fields:
-            raise unsound("its Avro record has no fields. Write records with fields")
+            raise damaged_file_error("its Avro record has no fields. Write records with fields")
         return _Columns(plain, physical, tuple(types.changes))
 
     @property
@@ -311,7 +313,9 @@ class _Types:
     def _union(self, branches: list[Any], path: str) -> tuple[Any, pa.DataType]:
         others = [each for each in branches if each not in _NULLS]
         if len(others) > 1:
-            raise unsound(f"{path} is a union of {len(others)} types, which tables do not support. Write one type")
+            raise damaged_file_error(
+                f"{path} is a union of {len(others)} types, which tables do not support. Write one type"
+            )
         if not others:
             self.changes.append(None)
             return ["null"], pa.null()
@@ -338,7 +342,9 @@ class _Types:
         if physical is None:
             raise KeyError(kind)
         if logical == "duration":
-            raise unsound(f"{path} has the logical type duration, which tables do not support. Write numbers or text")
+            raise damaged_file_error(
+                f"{path} has the logical type duration, which tables do not support. Write numbers or text"
+            )
         self.changes.append(_change(kind, schema, path))
         return plain, physical
 
@@ -354,7 +360,9 @@ def _change(kind: str, schema: Mapping[str, Any], path: str) -> Change | None:
     if logical == "decimal" and kind in ("bytes", "fixed"):
         precision, scale = schema["precision"], schema.get("scale", 0)
         if not (isinstance(precision, int) and isinstance(scale, int) and 0 <= scale <= precision <= 38):
-            raise unsound(f"{path} is a decimal of {shortened(str(precision), 20)} digits. The limit is 38 digits")
+            raise damaged_file_error(
+                f"{path} is a decimal of {shortened(str(precision), 20)} digits. The limit is 38 digits"
+            )
         return lambda values: _decimals(values, pa.decimal128(precision, scale))
     return None
 
@@ -366,7 +374,7 @@ def _decimals(values: pa.Array, type_: pa.Decimal128Type) -> pa.Array:
     """
     numbers = [int.from_bytes(each or b"", "big", signed=True) for each in values.to_pylist()]
     if any(not -(2**127) <= each < 2**127 for each in numbers):
-        raise unsound("it has a decimal of more than 38 digits, which tables do not support")
+        raise damaged_file_error("it has a decimal of more than 38 digits, which tables do not support")
     data = b"".join(each.to_bytes(16, "little", signed=True) for each in numbers)
     nulls = pa.array(np.asarray(values.is_valid(), np.bool_)).buffers()[1]
     return pa.Array.from_buffers(type_, len(values), [nulls, pa.py_buffer(data)])

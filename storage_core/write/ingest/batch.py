@@ -95,7 +95,14 @@ from storage_core.write.ingest.progress import (
     window_app,
 )
 from storage_core.write.ingest.text_files import Reader, csv_blocks, json_rows, ndjson_blocks, pattern_blocks
-from storage_core.write.late_rows import LATE, LateRowFilter, Origin, SharedEntries, commit_app, keep
+from storage_core.write.late_rows import (
+    LATE,
+    LateRowFilter,
+    RowOrigin,
+    SharedEntries,
+    commit_app,
+    write_quarantine_entry,
+)
 
 
 def parse_file(
@@ -841,7 +848,7 @@ class _Run:
         self._late_filter = LateRowFilter(
             collected.store,
             LateRule.of(self._config),
-            Origin(source=work.landed.path, by="ingest", size=work.landed.size),
+            RowOrigin(source=work.landed.path, by="ingest", size=work.landed.size),
             hold=self._hold,
         )
         self.pending: list[pa.Table] = []
@@ -1051,7 +1058,7 @@ def _rejected(
     if apps:
         collected.quarantine.add(entry)
     else:
-        kept = keep(collected.store, replace(entry, content=None, landed_ms=None))
+        kept = write_quarantine_entry(collected.store, replace(entry, content=None, landed_ms=None))
         keys, is_new = (kept.key,), kept.is_new
     return IngestResult(
         file=landed.path,

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Final, Protocol, assert_never
 import cramjam
 import pyarrow as pa
 
-from storage_core.base.errors import Corrupt, unsound
+from storage_core.base.errors import Corrupt, damaged_file_error
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -307,7 +307,7 @@ class _Snappy(_Text):
 def _fault(codec: Codec, error: Exception) -> Corrupt:
     # Only the text of the error distinguishes these cases.
     if "memory" in str(error).lower():
-        return unsound(
+        return damaged_file_error(
             f"its {codec} data needs more memory than {_MOST_XZ_BYTES if codec is Codec.XZ else MOST_WINDOW_BYTES} "
             "bytes. Compress it with a smaller window"
         )
@@ -315,8 +315,8 @@ def _fault(codec: Codec, error: Exception) -> Corrupt:
 
 
 def _damaged(codec: Codec) -> Corrupt:
-    return unsound(f"its {codec} data is damaged")
+    return damaged_file_error(f"its {codec} data is damaged")
 
 
 def _truncated(codec: Codec) -> Corrupt:
-    return unsound(f"its {codec} data is truncated")
+    return damaged_file_error(f"its {codec} data is truncated")

@@ -28,7 +28,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.base.errors import InvalidInput, out_of_memory, unsound
+from storage_core.base.errors import InvalidInput, damaged_file_error, out_of_memory
 from storage_core.base.limits import LONGEST_QUERY_SECONDS, QueryLimits
 from storage_core.base.text import most_frequent, unknown_names
 from storage_core.data.formats.arrow_files import RejectedLines
@@ -58,7 +58,7 @@ from storage_core.write.ingest.landed_times import (
     number_sql,
     yearless_sql,
 )
-from storage_core.write.late_rows import Kept, keep
+from storage_core.write.late_rows import QuarantineResult, write_quarantine_entry
 
 if TYPE_CHECKING:
     import duckdb
@@ -124,7 +124,7 @@ def read_lines(stream: BinaryIO, block_bytes: int = BLOCK_BYTES) -> Iterator[Lin
         if end == 0:
             rest += chunk
             if len(rest) > LONGEST_LINE_BYTES:
-                raise unsound(
+                raise damaged_file_error(
                     f"line {first_number} is longer than {LONGEST_LINE_BYTES} bytes. This is not a file of lines"
                 )
             continue
@@ -676,11 +676,11 @@ def not_text(file: str, lines: Iterable[tuple[int, bytes]]) -> list[RejectedLine
 # of landed files share objects instead (`storage_core.write.late_rows.SharedEntries`).
 
 
-def write_quarantine(store: ObjectStore, source: str, size: int, rejected: Sequence[RejectedLine]) -> Kept:
+def write_quarantine(store: ObjectStore, source: str, size: int, rejected: Sequence[RejectedLine]) -> QuarantineResult:
     """Write the rejections of one file (`source`, of `size` bytes) to the quarantine.
 
     The rejections are durable when this returns. The call is idempotent, because the same rejections always produce the
-    same object. Raises the errors of `late_rows.keep`. One PUT.
+    same object. Raises the errors of `late_rows.write_quarantine_entry`. One PUT.
     """
     lines = tuple(each.to_object() for each in rejected)
-    return keep(store, RejectedLines(source=source, size=size, rejected=lines))
+    return write_quarantine_entry(store, RejectedLines(source=source, size=size, rejected=lines))

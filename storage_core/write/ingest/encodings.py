@@ -7,7 +7,7 @@ import io
 import re
 from typing import Any, BinaryIO, Final, cast
 
-from storage_core.base.errors import InvalidInput, unsound
+from storage_core.base.errors import InvalidInput, damaged_file_error
 
 UTF8 = "utf-8"
 
@@ -79,7 +79,9 @@ class _Recoded(io.RawIOBase):
             try:
                 text = self._decoder.decode(chunk, final=self._is_ended)
             except UnicodeDecodeError as error:
-                raise unsound(f"its text is not {self._encoding}. Check the landing location's `encoding`") from error
+                raise damaged_file_error(
+                    f"its text is not {self._encoding}. Check the landing location's `encoding`"
+                ) from error
             self._held = memoryview(_utf8(text))
         data = self._held[: len(buffer)]
         buffer[: len(data)] = data

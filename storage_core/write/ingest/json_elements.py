@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.base.errors import unsound
+from storage_core.base.errors import damaged_file_error
 from storage_core.write.ingest.convert import LONGEST_LINE_BYTES, LineBlock, valid_text
 
 MOST_BRACKETS = 1_000_000
@@ -54,14 +54,14 @@ def read_elements(stream: BinaryIO, block_bytes: int) -> Iterator[LineBlock]:
         found = _divide(data, number, in_array=in_array)
         rest, in_array = data[found.end :], found.in_array
         if len(rest) > LONGEST_LINE_BYTES or found.open_parts >= MOST_BRACKETS:
-            raise unsound(
+            raise damaged_file_error(
                 f"record {number + len(found.records)} is longer than {LONGEST_LINE_BYTES} bytes, or has more than "
                 f"{MOST_BRACKETS:,} values. Land smaller records"
             )
         yield _block(found.records, number)
         number += len(found.records)
     if in_array:
-        raise unsound("its JSON array is never closed, so the file is not complete")
+        raise damaged_file_error("its JSON array is never closed, so the file is not complete")
     if rest.strip():
         yield _block(pa.array([rest], pa.binary()), number)
 
@@ -93,7 +93,7 @@ def _divide(data: bytes, number: int, *, in_array: bool) -> _Divided:
     kinds = _KIND[text[places]]
     depth = np.cumsum((kinds == _OPEN).astype(np.int64) - (kinds == _CLOSE)) + int(in_array)
     if len(depth) and depth.min() < 0:
-        raise unsound(
+        raise damaged_file_error(
             f"a closing bracket at or after record {number} has no opening bracket, so the file is not valid JSON"
         )
     is_top = (kinds == _OPEN) & (depth == 1)

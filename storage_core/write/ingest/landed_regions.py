@@ -10,7 +10,7 @@ an offset is the transaction of the file, `landed:<path>`. The number of an offs
 content and the way in which the file was read. When the log of the table contains the transaction, every region has the
 file, and the offset is removed.
 
-With `order`, a record that is older than its row in the table has no effect (`write.region.held_orders`).
+With `order`, a record that is older than its row in the table has no effect (`write.region.record_order`).
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from storage_core.base.errors import CommitConflict
 from storage_core.data.settings.layout import Region
 from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Add
-from storage_core.log.job_run import Answer, Item, JobRun, Place, as_task
+from storage_core.log.job_run import Answer, Item, JobRun, TaskEnvironment, as_task
 from storage_core.split.context import SplitContext, context_of
 from storage_core.store.contract import ObjectStore
 from storage_core.store.meter import all_of
 from storage_core.write.distribution.work import FillPart, read_part, regions_of, write_part
 from storage_core.write.late_rows import SharedEntries
 from storage_core.write.region import router
-from storage_core.write.region.held_orders import sort_by_order, without_older
-from storage_core.write.region.router import Stretch, Turn, groups_of
+from storage_core.write.region.record_order import sort_by_order, without_older
+from storage_core.write.region.router import ChunkRange, RegionClaim, groups_of
 from storage_core.write.region.spec import PARALLEL_REGIONS, route
 
 ROWS_OF_A_GENERATION: Final = 500_000
@@ -144,7 +144,7 @@ class FillLanded:
     parts: tuple[FillPart, ...]
     slices: tuple[tuple[int, int, int], ...]
     earlier: Mapping[int, tuple[str, ...]]
-    turn: Turn
+    claim: RegionClaim
     order: str | None
     context: SplitContext
 
@@ -154,7 +154,7 @@ class FillLanded:
             "parts": [each.to_json() for each in self.parts],
             "slices": [*map(list, self.slices)],
             "earlier": [[number, list(regions)] for number, regions in self.earlier.items()],
-            "turn": asdict(self.turn),
+            "turn": asdict(self.claim),
             "order": self.order,
             "context": self.context.to_json(),
         }
@@ -166,14 +166,14 @@ class FillLanded:
             parts=tuple(map(FillPart.from_json, found["parts"])),
             slices=tuple((part, start, rows) for part, start, rows in found["slices"]),
             earlier={number: tuple(regions) for number, regions in found["earlier"]},
-            turn=Turn(**found["turn"]),
+            claim=RegionClaim(**found["turn"]),
             order=found["order"],
             context=SplitContext.from_json(found["context"]),
         )
 
 
 @as_task
-def fill_landed(place: Place, item: Item) -> Answer:
+def fill_landed(place: TaskEnvironment, item: Item) -> Answer:
     """Write the landed records of one region as the region's next generation."""
     path, rows, older = fill(place.store, FillLanded.from_json(item["work"]), clock=place.clock, ids=place.ids)
     return {"path": path, "rows": rows, "older": older}
@@ -199,11 +199,11 @@ def fill(store: ObjectStore, work: FillLanded, *, clock: Clock, ids: Ids) -> tup
     older = 0
     if work.order is not None:
         count = records.num_rows
-        records = without_older(store, sort_by_order(records, work.order), work.turn.region, key=key, order=work.order)
+        records = without_older(store, sort_by_order(records, work.order), work.claim.region, key=key, order=work.order)
         older = count - records.num_rows
     if not records.num_rows:
         return None, 0, older
-    written = router.write_distributed(store, records, key, turn=work.turn, clock=clock, ids=ids, context=work.context)
+    written = router.write_distributed(store, records, key, turn=work.claim, clock=clock, ids=ids, context=work.context)
     return written.path, written.records, older
 
 
@@ -233,7 +233,7 @@ class _Chunk:
 class _Claim:
     """A claimed region: its parts, the remaining chunks, and the offsets of the region at the claim."""
 
-    turn: Turn
+    claim: RegionClaim
     parts: tuple[FillPart, ...]
     chunks: list[_Chunk]
     offsets: Mapping[str, int]
@@ -304,7 +304,7 @@ def _work(
         parts=tuple(claim.parts[part] for part in used),
         slices=tuple((used.index(part), start, rows) for part, start, rows in chunk.slices),
         earlier={number: earlier[name] for number, name in enumerate(chunk.names) if name in earlier},
-        turn=claim.turn,
+        claim=claim.claim,
         order=order,
         context=context,
     )
@@ -330,7 +330,7 @@ def _earlier_regions(job: JobRun[Any], offsets: Mapping[str, int]) -> dict[str, 
 
 def _claim(job: JobRun[Any], parts: Sequence[LandedPart], offsets: Mapping[str, int]) -> _Claim:
     log = job.log
-    turn = router.take_turn(log.store, job.before, parts[0].region, clock=log.clock, ids=log.ids)
+    turn = router.claim_region(log.store, job.before, parts[0].region, clock=log.clock, ids=log.ids)
     held = router.offsets(log.store, turn.region)
     places = {name: place for place, name in enumerate(offsets)}
     slices: list[tuple[int, int, int, int]] = []
@@ -358,10 +358,10 @@ def _finish(
     job: JobRun[Any], claim: _Claim, path: str, ended: Sequence[tuple[str, int]], *, passed: Sequence[str]
 ) -> None:
     log = job.log
-    stretches = [Stretch(writer=name, after=claim.offsets.get(name, 0), last=last) for name, last in ended]
-    router.finish(log.store, claim.turn, path, stretches, clock=log.clock, writer_id=log.ids.uuid(), passed=passed)
-    claim.turn = replace(claim.turn, generation=claim.turn.generation + 1)
-    _logger.info("region %s: landed records of %d files", claim.turn.region, len(ended))
+    stretches = [ChunkRange(writer=name, after=claim.offsets.get(name, 0), last=last) for name, last in ended]
+    router.finish(log.store, claim.claim, path, stretches, clock=log.clock, writer_id=log.ids.uuid(), passed=passed)
+    claim.claim = replace(claim.claim, generation=claim.claim.generation + 1)
+    _logger.info("region %s: landed records of %d files", claim.claim.region, len(ended))
 
 
 def require_unlanded(job: JobRun[Any], names: Iterable[str]) -> IsPassed:

@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from storage_core.base.errors import Corrupt, InvalidInput, NotFound, TidemarkError, unavailable, unsound
+from storage_core.base.errors import Corrupt, InvalidInput, NotFound, TidemarkError, damaged_file_error, unavailable
 from storage_core.base.text import choice_of, fitted, quoted
 from storage_core.data.formats.keys import LIVE_PREFIX, LOG_PREFIX, ChunkKey
 from storage_core.data.formats.keys import parse as parse_key
@@ -89,7 +89,7 @@ def require_text(head: bytes, encoding: str | None = None) -> None:
     """
     for magic, kind in _NOT_TEXT:
         if magic.match(head) and not (kind == _UTF16 and is_wide(encoding)):
-            raise unsound(f"it is {kind}")
+            raise damaged_file_error(f"it is {kind}")
 
 
 def require_uncompressed(head: bytes, of: str = "A Parquet") -> None:
@@ -98,12 +98,12 @@ def require_uncompressed(head: bytes, of: str = "A Parquet") -> None:
     The error contains its name.
     """
     if codec := codec_of(head):
-        raise unsound(
+        raise damaged_file_error(
             f"it is compressed with {codec}. {of} file is compressed inside. Land it without this compression"
         )
     for magic, kind in _EXPANDED:
         if magic.match(head):
-            raise unsound(f"it is {kind}")
+            raise damaged_file_error(f"it is {kind}")
 
 
 # The limit for the expansion of a landed file. A kilobyte can expand to a terabyte, which would fill memory or storage.
@@ -127,7 +127,7 @@ class Expansion:
         """Add expanded bytes to the count. Raise `Corrupt` above the limit."""
         self._bytes += expanded
         if self._bytes > self._most:
-            raise unsound(
+            raise damaged_file_error(
                 f"it expands to more than {self._most} bytes. The limit is {MOST_RATIO} times its size, but at least "
                 f"{ANY_RATIO_BYTES} bytes. Land it in pieces"
             )
@@ -811,7 +811,7 @@ def open_bytes(landed: LandedFile, content: ContentHash | None = None) -> Iterat
     store = open_store(landed.uri)
     size = store.head(landed.path).size if fetched is None else len(fetched.data)
     if size != landed.size:
-        raise unsound(f"changed while it was being ingested (listed with {landed.size} bytes, now {size})")
+        raise damaged_file_error(f"changed while it was being ingested (listed with {landed.size} bytes, now {size})")
     if fetched is not None:
         yield from _hashed(io.BytesIO(fetched.data), content)
         return
@@ -863,7 +863,7 @@ def open_text(
             with open_decompressed(file, codec) as text:
                 head = text.peek(HEAD_BYTES)
                 if inner := codec_of(head):
-                    raise unsound(f"it is compressed twice, with {codec} and with {inner}. Compress it once")
+                    raise damaged_file_error(f"it is compressed twice, with {codec} and with {inner}. Compress it once")
                 require_text(head, encoding)
                 expansion = Expansion(landed.size)
                 plain = watched(cast("BinaryIO", text), lambda _, data: expansion.add(len(data)), seekable=False)

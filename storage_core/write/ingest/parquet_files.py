@@ -25,10 +25,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage_core.base.errors import Corrupt, InvalidInput, raise_refused, unsound
+from storage_core.base.errors import Corrupt, InvalidInput, damaged_file_error, raise_refused
 from storage_core.base.text import quoted, shortened
 from storage_core.data.formats import parquet_footer
-from storage_core.data.formats.parquet_footer import require_sound_chunks
+from storage_core.data.formats.parquet_footer import require_valid_chunks
 from storage_core.data.rows import times
 from storage_core.data.rows.columns import may_widen
 from storage_core.data.rows.conform import conform
@@ -183,9 +183,9 @@ def _require_exact(
     truncates: bool,
 ) -> None:
     if (micros // 1_000_000 != seconds).any():
-        raise unsound(f"column {name!r}: an INT96 timestamp is {BEYOND}")
+        raise damaged_file_error(f"column {name!r}: an INT96 timestamp is {BEYOND}")
     if not truncates and (micros * 1_000 != nanos).any():  # both sides overflow in the same way
-        raise unsound(
+        raise damaged_file_error(
             f"column {name!r}: an INT96 timestamp has digits below the microsecond, which tables do not support"
         )
 
@@ -244,7 +244,7 @@ def chunks_of(metadata: pq.FileMetaData) -> dict[int, Chunk]:
         for index in range(group.num_columns):
             column = group.column(index)
             if column.file_path:
-                raise unsound(
+                raise damaged_file_error(
                     f"its column {column.path_in_schema} is stored in another file. Land Parquet files that "
                     "contain all their columns"
                 )
@@ -276,15 +276,15 @@ def check_pages(data: bytes, chunk: Chunk) -> None:
         except (IndexError, ValueError) as error:
             if is_beyond:
                 return
-            raise unsound(f"column {chunk.column}: the header of a page cannot be read") from error
+            raise damaged_file_error(f"column {chunk.column}: the header of a page cannot be read") from error
         expanded, length = header.get(_EXPANDED_SIZE), header.get(_STORED_SIZE)
         if not isinstance(expanded, int) or not isinstance(length, int) or not 0 <= length <= len(data) - position:
             if is_beyond:
                 return
-            raise unsound(f"column {chunk.column}: a page is truncated")
+            raise damaged_file_error(f"column {chunk.column}: a page is truncated")
         most = max(LARGEST_PAGE, PAGE_RATIO * length)
         if not 0 <= expanded <= most:
-            raise unsound(
+            raise damaged_file_error(
                 f"column {chunk.column}: a page expands from {length} to {expanded} bytes. The limit is {most} bytes"
             )
         for place, encoding in _ENCODINGS.items():
@@ -294,9 +294,11 @@ def check_pages(data: bytes, chunk: Chunk) -> None:
                     count = about.get(_NUM_VALUES)
                     values += count if isinstance(count, int) else 0
                 if about.get(encoding) == DELTA_BYTE_ARRAY and not chunk.may_be_delta:
-                    raise unsound(f"column {chunk.column}: the encoding of its pages differs from the footer")
+                    raise damaged_file_error(
+                        f"column {chunk.column}: the encoding of its pages differs from the footer"
+                    )
         if values > MOST_VALUES and chunk.is_nested:
-            raise unsound(
+            raise damaged_file_error(
                 f"column {chunk.column}: more than {MOST_VALUES} values in a row group. Write smaller row groups"
             )
         position += length
@@ -387,7 +389,7 @@ def _is_delta(column: pq.ColumnChunkMetaData) -> bool:
 
 
 def _unheld(column: str, logical: str) -> Corrupt:
-    return unsound(
+    return damaged_file_error(
         f"column {quoted(column)} has the logical type {logical}, which tables do not support. Import a DuckDB query "
         "that casts the column",
         column=column,
@@ -456,12 +458,12 @@ def parquet_blocks(
     """
     first_number = 1
     target = RowFormat(schema, nonzero=frozenset(nonzero), times=times, drift=drift)
-    for batch in sound_batches(file, stream, partial(check_columns, target=target), schema, truncates=times.truncates):
+    for batch in valid_batches(file, stream, partial(check_columns, target=target), schema, truncates=times.truncates):
         yield checked_rows(file, batch, first_number, target)
         first_number += batch.num_rows
 
 
-def sound_batches(
+def valid_batches(
     file: str,
     stream: BinaryIO,
     check: Callable[[pa.Schema], object],
@@ -488,7 +490,7 @@ def sound_batches(
     checked = watched(stream, partial(check_read, chunks))
     try:
         opened = _open(checked, ())
-        require_sound_chunks(opened.metadata, size)
+        require_valid_chunks(opened.metadata, size)
         chunks.update(chunks_of(opened.metadata))
         texts, logical = dictionary_paths(opened), LogicalTypes.of(opened, schema)
         found = _columns(checked, opened.metadata, schema)
@@ -620,7 +622,7 @@ def _widened(rows: pa.Table, target: RowFormat) -> dict[str, pa.DataType]:
 
 
 def footer_of(file: str, stream: BinaryIO) -> tuple[Int96Columns, int]:
-    """Return the columns of a Parquet file and the number of its rows. Raise the errors of `sound_batches`."""
+    """Return the columns of a Parquet file and the number of its rows. Raise the errors of `valid_batches`."""
     try:
         _sized(stream)
         metadata = _open(stream, ()).metadata
@@ -642,12 +644,14 @@ def _columns(stream: BinaryIO, metadata: pq.FileMetaData, table: pa.Schema | Non
 
 def _unreadable(error: Exception) -> Corrupt:
     if isinstance(error, pa.ArrowNotImplementedError):
-        return unsound("it uses a codec, an encoding or a nesting of Parquet that Tidemark cannot read")
+        return damaged_file_error("it uses a codec, an encoding or a nesting of Parquet that Tidemark cannot read")
     if "keys must be annotated as required" in str(error):
-        return unsound("its schema allows null as a key of a map. Import a query of DuckDB that reads the file")
+        return damaged_file_error(
+            "its schema allows null as a key of a map. Import a query of DuckDB that reads the file"
+        )
     if "decrypt" in str(error):
-        return unsound("it is encrypted, and Tidemark has no keys")
-    return unsound("it is not a whole Parquet file, or it is damaged")
+        return damaged_file_error("it is encrypted, and Tidemark has no keys")
+    return damaged_file_error("it is not a whole Parquet file, or it is damaged")
 
 
 def _sized(stream: BinaryIO) -> int:
@@ -657,14 +661,14 @@ def _sized(stream: BinaryIO) -> int:
     footer, magic = int.from_bytes(stream.read(4), "little"), stream.read(4)
     stream.seek(0)
     if magic == _ENCRYPTED:
-        raise unsound("it is encrypted, and Tidemark has no keys")
+        raise damaged_file_error("it is encrypted, and Tidemark has no keys")
     if magic != _MAGIC:  # if a file ends like a Parquet file, its head is not read
         require_uncompressed(stream.read(HEAD_BYTES))
         stream.seek(0)
     elif footer > size:
-        raise unsound("it is not a whole Parquet file, or its footer is damaged")
+        raise damaged_file_error("it is not a whole Parquet file, or its footer is damaged")
     elif footer > _LARGEST_FOOTER:
-        raise unsound(f"its footer has {footer:,} bytes. The limit is {_LARGEST_FOOTER:,} bytes")
+        raise damaged_file_error(f"its footer has {footer:,} bytes. The limit is {_LARGEST_FOOTER:,} bytes")
     return size
 
 
@@ -716,7 +720,7 @@ def checked_rows(file: str, batch: pa.RecordBatch, first_number: int, target: Ro
     try:
         given, invalid = examined(pa.Table.from_batches([batch]))
     except InvalidInput as error:
-        raise unsound(f"its values are not valid ({shortened(str(error), 500)})") from error
+        raise damaged_file_error(f"its values are not valid ({shortened(str(error), 500)})") from error
     rejected: list[RejectedLine] = []
     if invalid:  # checked before any conversion, because some conversions refuse the whole column
         reasons = [(f"column {each.column}: {each.reason}", each.rows) for each in invalid]
@@ -775,7 +779,7 @@ def _conformed(batch: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Table:
     try:
         return conform(batch, optional)
     except InvalidInput as error:
-        raise unsound(f"its columns are not those of the table ({shortened(str(error), 500)})") from error
+        raise damaged_file_error(f"its columns are not those of the table ({shortened(str(error), 500)})") from error
 
 
 def _faults(rows: pa.Table, schema: pa.Schema, nonzero: Collection[str]) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:

@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
-from storage_core.base.errors import unsound
+from storage_core.base.errors import damaged_file_error
 from storage_core.base.process import scratch, scratch_folder
 from storage_core.base.text import fitted, names_of, repeated, shortened, unknown_names
 from storage_core.data.rows.conform import conform
@@ -120,7 +120,7 @@ def csv_blocks(
 def _chunks(stream: BinaryIO, block_bytes: int, mark: str) -> Iterator[bytes]:
     while chunk := stream.read(block_bytes):
         if len(chunk) == block_bytes and not (b"\n" in chunk or b"\r" in chunk):
-            raise unsound(f"it has {block_bytes} bytes without the end of a line. This is not a CSV file")
+            raise damaged_file_error(f"it has {block_bytes} bytes without the end of a line. This is not a CSV file")
         yield chunk
     yield f"\n{mark}".encode()
 
@@ -209,11 +209,11 @@ def _check_header(text: pa.NativeFile, names: Sequence[str], dialect: Dialect, m
     try:
         columns = next(filter(None, csv.reader(io.StringIO(start, newline=""), **_style(dialect))))
     except StopIteration:
-        raise unsound("it has no header, because it has no line that is not empty") from None
+        raise damaged_file_error("it has no header, because it has no line that is not empty") from None
     except csv.Error as error:
-        raise unsound("its header is not a line of CSV. Check its quotes") from error
+        raise damaged_file_error("its header is not a line of CSV. Check its quotes") from error
     if len(columns) > most:
-        raise unsound(_other_columns(columns, [each for each in columns if each not in names], names))
+        raise damaged_file_error(_other_columns(columns, [each for each in columns if each not in names], names))
     return columns
 
 
@@ -310,14 +310,18 @@ def _open(
         )
         names = [counter.form.name(name) for name in reader.schema.names]
     except UnicodeDecodeError as error:
-        raise unsound("its header is not UTF-8. Declare its `encoding` in `landing`, or write it as UTF-8") from error
+        raise damaged_file_error(
+            "its header is not UTF-8. Declare its `encoding` in `landing`, or write it as UTF-8"
+        ) from error
     except pa.ArrowInvalid as error:
-        raise unsound("its header is not a line of CSV. Check its quotes") from error
+        raise damaged_file_error("its header is not a line of CSV. Check its quotes") from error
     unknown = [name for name in names if name not in target.schema.names and target.drift.new_field == "quarantine"]
     if unknown or len(set(names)) != len(names):
-        raise unsound(_other_columns(names, unknown, target.schema.names))
+        raise damaged_file_error(_other_columns(names, unknown, target.schema.names))
     if any(not pa.types.is_binary(each.type) for each in reader.schema):
-        raise unsound("its header has both quoted and unquoted names. Quote each name of the header, or none")
+        raise damaged_file_error(
+            "its header has both quoted and unquoted names. Quote each name of the header, or none"
+        )
     return reader
 
 
@@ -342,7 +346,7 @@ def _batches(
                     yield held, False
                 held = batch.slice(start, most_rows)
     except pa.ArrowInvalid as error:
-        raise unsound(
+        raise damaged_file_error(
             f"record {counter.records + 1}: it is too long, or a quote that opens in it is never closed"
         ) from error
     if held is not None:

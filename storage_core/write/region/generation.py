@@ -6,7 +6,7 @@ directory. There are three kinds of generations:
 
 - A *flushed* generation comes from the writer. Its manifest references WAL entries instead of copying them.
   `bloom_filter.bin` excludes keys that the generation does not contain. `key_index.arrow` maps a key to the entries
-  and rows that may have it (`region.unmerged`).
+  and rows that may have it (`region.captured_regions`).
 - A *distributed* generation comes from a raw log (`write.region.router`) and was never in the WAL. Its records are in
   `records.arrow`. It has no key index.
 - A *sorted* generation replaces several generations (`write.region.generation_write`). Its records are in

@@ -354,7 +354,7 @@ class GroupCommit:
         if failed is not None or "lost_rows" in stopped.context:
             raise self._for_caller(stopped)
 
-    def look(self, read: Callable[[Sequence[pa.Table]], T]) -> T:
+    def read_unflushed(self, read: Callable[[Sequence[pa.Table]], T]) -> T:
         """Return the result of `read` for the rows that are not durable yet, in order.
 
         No row becomes durable during the call.

@@ -36,7 +36,7 @@ from storage_core.store.meter import all_of
 from storage_core.write.region import merge, wal
 from storage_core.write.region.manifest import read_latest
 from storage_core.write.region.merge_work import MergeWork
-from storage_core.write.region.records import Following, Known, Memtable, WriterOptions
+from storage_core.write.region.records import Following, Memtable, WriterOptions, WriterSnapshot
 from storage_core.write.region.spec import (
     PARALLEL_REGIONS,
     known_manifests,
@@ -166,7 +166,7 @@ def _flush(store: ObjectStore, snapshot: Snapshot, idle: IdleRegion, *, clock: C
     require_unmerged(idle.manifest, snapshot)
     claimed = claim_idle(store, idle.manifest, record_schema=records, clock=clock, ids=ids)
     memtable = Memtable(records, config.primary_key)
-    following = Following(None, clock, Known.of(snapshot))
+    following = Following(None, clock, WriterSnapshot.of(snapshot))
     log = RegionLog(claimed, memtable, options=WriterOptions(), ids=ids, following=following)
     log.flush()
 

@@ -33,16 +33,16 @@ from storage_core.data.settings.index import IndexDefinition
 from storage_core.data.settings.layout import BY_HAND_SPEC
 from storage_core.data.settings.table import TableConfig
 from storage_core.index import segments
-from storage_core.index.parts import KeyReading, candidate_rows, index_of
-from storage_core.index.places import store_translation
+from storage_core.index.row_positions import store_translation
+from storage_core.index.segment_reader import KeyReading, candidate_rows, index_of
 from storage_core.index.segments import REBUILD_SHARE
 from storage_core.log.actions import Action, Add, IndexSegment, MergedGenerations, Remove
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.split_columns import adds_of
 from storage_core.split import metadata
 from storage_core.split.context import SplitContext, context_of, places_in_order
+from storage_core.split.deletion_vectors import deleted_rows, hide_rows
 from storage_core.split.fetch import REQUEST_COST_BYTES
-from storage_core.split.hidden_rows import deleted_rows, hiding
 from storage_core.split.metadata import Lineage, MergedRange
 from storage_core.split.read import is_small
 from storage_core.split.writer import Rewrite, sort_and_write
@@ -511,7 +511,7 @@ def _united(store: ObjectStore, adds: Sequence[Add], *, ids: Ids, now_ms: int) -
     if len(adds) == 1:
         return first
     deleted = BitMap.union(*(deleted_rows(store, add) for add in adds))
-    return hiding(store, first, deleted, rows=first.numRecords or 0, ids=ids, now_ms=now_ms)
+    return hide_rows(store, first, deleted, rows=first.numRecords or 0, ids=ids, now_ms=now_ms)
 
 
 def _lineage(work: MergeWork, found: Sequence[Superseded], ids: Ids) -> Lineage:

@@ -27,7 +27,7 @@ from storage_core.data.rows.codes import Mask
 from storage_core.data.rows.columns import stored_schema
 from storage_core.data.rows.conform import conform
 from storage_core.data.rows.keys import Positions, bitmap_of, key_codes, positions
-from storage_core.index.segments import Answering
+from storage_core.index.segments import CoveringSegments
 from storage_core.log.actions import (
     Add,
     IndexSegment,
@@ -41,12 +41,12 @@ from storage_core.log.actions import (
 )
 from storage_core.log.conflicts import MergeProgress, SameMerges
 from storage_core.split.context import SplitContext
+from storage_core.split.deletion_vectors import deleted_rows, hide_rows
 from storage_core.split.fetch import Footers
-from storage_core.split.hidden_rows import deleted_rows, hiding
 from storage_core.split.read import OpenSplit, conform_split, open_split
 from storage_core.split.writer import Rewrite
 from storage_core.store.contract import ObjectStore
-from storage_core.write.late_rows import keep
+from storage_core.write.late_rows import write_quarantine_entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class MergeWork:
     primary_key: tuple[str, ...]
     base: tuple[Add, ...]
     context: SplitContext
-    answering: Mapping[str, Answering] = field(default_factory=dict)
+    answering: Mapping[str, CoveringSegments] = field(default_factory=dict)
     merged: Mapping[str, int] | None = None
     opened: tuple[Generation, ...] = field(default=(), compare=False, repr=False)
 
@@ -143,12 +143,12 @@ class MergeWork:
         }
 
 
-def _answering(body: Mapping[str, Any]) -> Mapping[str, Answering]:
+def _answering(body: Mapping[str, Any]) -> Mapping[str, CoveringSegments]:
     where = "merge work"
     segments = {each.path: each for each in read_actions(body["segments"], IndexSegment, where)}
     translations = {each.path: each for each in read_actions(body["translations"], Translation, where)}
     return {
-        split: Answering(tuple(segments[path] for path in own), tuple(translations[path] for path in ways))
+        split: CoveringSegments(tuple(segments[path] for path in own), tuple(translations[path] for path in ways))
         for split, (own, ways) in body["answering"].items()
     }
 
@@ -272,7 +272,7 @@ def quarantine_records(
         entry = QuarantinedRows(
             source=SOURCE, reason=reason, by=region, arrived_ms=now_ms, rows=pa.concat_tables(parts)
         )
-        keep(store, entry)
+        write_quarantine_entry(store, entry)
 
 
 def text_of(error: Exception) -> str:
@@ -334,7 +334,7 @@ class Superseded:
 
         At most one PUT.
         """
-        return hiding(store, self.split, self.deleted, rows=self.rows, ids=ids, now_ms=now_ms)
+        return hide_rows(store, self.split, self.deleted, rows=self.rows, ids=ids, now_ms=now_ms)
 
 
 def find(

@@ -28,7 +28,7 @@ from storage_core.data.rows.fold import FIELDS, Operation, conformed, merging, r
 from storage_core.data.rows.incoming import InMemory, Rows, is_stream, read_whole, table_of
 from storage_core.data.rows.keys import Positions, key_codes, require_short_keys
 from storage_core.data.rows.times import within_calendar
-from storage_core.data.rows.vectors import require_sound
+from storage_core.data.rows.vectors import require_valid_embeddings
 from storage_core.log.replay import open_head
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.versions import advance
@@ -178,7 +178,7 @@ class RecordBuilder:
         if operation is not Operation.DELETE:
             require_short_keys(table, self.key)
         operations = pa.array(np.full(table.num_rows, operation, dtype=np.int8))
-        columns = require_sound(within_calendar(table), self.nonzero).columns
+        columns = require_valid_embeddings(within_calendar(table), self.nonzero).columns
         return pa.Table.from_arrays([operations, fields, *columns], schema=record_schema(self.schema))
 
     def _require_key(self, table: pa.Table, verb: str) -> None:
@@ -254,7 +254,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class WriterSnapshot:
     """The parts of one snapshot that a writer uses."""
 
     snapshot: Snapshot
@@ -264,13 +264,13 @@ class Known:
     context: SplitContext
 
     @staticmethod
-    def of(snapshot: Snapshot) -> Known:
+    def of(snapshot: Snapshot) -> WriterSnapshot:
         """Return the parts of the snapshot of a keyed table."""
         config = snapshot.config
         builder = RecordBuilder(
             snapshot.schema, config.primary_key, merged_maps=config.merged_maps, nonzero=config.nonzero_vectors
         )
-        return Known(snapshot, builder, record_schema(snapshot.schema), context_of(snapshot))
+        return WriterSnapshot(snapshot, builder, record_schema(snapshot.schema), context_of(snapshot))
 
 
 @dataclass(slots=True)
@@ -284,7 +284,7 @@ class Following:
 
     store: ObjectStore | None
     clock: Clock
-    known: Known
+    known: WriterSnapshot
     _head: Snapshot = field(init=False)
     _seen_ms: int = field(init=False)
 
@@ -310,7 +310,7 @@ class Following:
             _logger.warning("the columns of %s cannot be looked for, keeping those known: %s", self.store.uri, error)
             return
         if self._head.metadata.schemaString != self.known.snapshot.metadata.schemaString:
-            self.known = Known.of(self._head)
+            self.known = WriterSnapshot.of(self._head)
 
     def _newest(self, store: ObjectStore) -> Snapshot:
         if self.clock.now_ms() - self._seen_ms > self._head.config.version_retention_ms // 2:

@@ -39,7 +39,14 @@ from storage_core.store.contract import ObjectStore
 from storage_core.write.region import generation
 from storage_core.write.region.generation_write import write_records
 from storage_core.write.region.manifest import advance, check_epoch, read_latest
-from storage_core.write.region.records import SEGMENT_ROWS, Following, Keys, Known, RecordBuilder, WriterOptions
+from storage_core.write.region.records import (
+    SEGMENT_ROWS,
+    Following,
+    Keys,
+    RecordBuilder,
+    WriterOptions,
+    WriterSnapshot,
+)
 from storage_core.write.region.spec import Routed, hand_region, region_of_values, route
 from storage_core.write.region.writer import RegionWriter, close_after
 
@@ -79,7 +86,7 @@ class RoutingWriter:
         self._options = options
         self._store, self._snapshot, self._clock, self._ids = store, snapshot, clock, ids
         self._only = only
-        self._following = Following(store, clock, Known.of(snapshot))
+        self._following = Following(store, clock, WriterSnapshot.of(snapshot))
         self._writers: dict[str, RegionWriter] = {}
         self._home = HomeProcess()
         self._lock = threading.Lock()
@@ -292,7 +299,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class RegionClaim:
     """A claim of a region by a distributor: the epoch, the number of the next generation, and the last WAL entry.
 
     After the claim, all rows of the WAL are in generations.
@@ -305,7 +312,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class ChunkRange:
     """A range of chunks of one writer of the raw log: the chunks after number `after`, up to `last`."""
 
     writer: str
@@ -319,7 +326,7 @@ def offsets(store: ObjectStore, region: str) -> Mapping[str, int]:
     return {} if manifest is None else manifest.distributed
 
 
-def take_turn(store: ObjectStore, snapshot: Snapshot, region: Region, *, clock: Clock, ids: Ids) -> Turn:
+def claim_region(store: ObjectStore, snapshot: Snapshot, region: Region, *, clock: Clock, ids: Ids) -> RegionClaim:
     """Claim the region, and flush the acknowledged rows that its last writer did not flush.
 
     A new region is registered first. Raises the same errors as a claim and a flush.
@@ -330,7 +337,7 @@ def take_turn(store: ObjectStore, snapshot: Snapshot, region: Region, *, clock: 
     with RegionWriter.open(store, snapshot, clock=clock, ids=ids, region=region) as writer:
         writer.flush()
         manifest = check_epoch(store, writer.region_id, writer.epoch)
-        return Turn(
+        return RegionClaim(
             region=writer.region_id,
             epoch=writer.epoch,
             generation=manifest.current_generation,
@@ -343,7 +350,7 @@ def write_distributed(
     records: pa.Table,
     key: Sequence[str],
     *,
-    turn: Turn,
+    turn: RegionClaim,
     clock: Clock,
     ids: Ids,
     context: SplitContext | None = None,
@@ -368,9 +375,9 @@ def write_distributed(
 
 def finish(
     store: ObjectStore,
-    turn: Turn,
+    turn: RegionClaim,
     path: str,
-    stretches: Sequence[Stretch],
+    stretches: Sequence[ChunkRange],
     *,
     clock: Clock,
     writer_id: str,
@@ -409,7 +416,7 @@ def finish(
     _logger.info("region %s: distributed generation %d from %d writers", turn.region, turn.generation, len(stretches))
 
 
-def _require_start(region: str, stretch: Stretch, recorded: int) -> None:
+def _require_start(region: str, stretch: ChunkRange, recorded: int) -> None:
     if recorded != stretch.after:
         raise CommitConflict(
             f"region {region}: chunks of raw log writer {stretch.writer} are now distributed up to {recorded}. This "

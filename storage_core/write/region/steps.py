@@ -18,16 +18,16 @@ from storage_core.data.steps import Merge, Sort
 from storage_core.log.job_run import (
     Answer,
     DueRun,
-    Here,
+    InProcessExecutor,
     Inputs,
     Item,
     JobReport,
     JobRun,
     Metrics,
-    Outlook,
-    Place,
+    PlannedRun,
     Prediction,
     Status,
+    TaskEnvironment,
     as_task,
     size_as_rows,
 )
@@ -101,7 +101,7 @@ def merge_regions(
     Cost:
         The requests of `merge.plan`, of each merge, and of one commit per plan.
     """
-    job = JobRun(Merge(table_uri=log.store.uri, quarantine=quarantine), Here(log), takes_leases=False)
+    job = JobRun(Merge(table_uri=log.store.uri, quarantine=quarantine), InProcessExecutor(log), takes_leases=False)
     job.use(log, head)
     while works := merge.plan(job.store, job.before, regions=regions):
         _merged(job, works, {})
@@ -138,7 +138,7 @@ def _merge_details(due: MergeDue) -> dict[str, object]:
     }
 
 
-def due_merge(inputs: Inputs) -> Outlook:
+def due_merge(inputs: Inputs) -> PlannedRun:
     """Return the merge run that is needed, and the time until another writer counts as idle."""
     found = merge_due(inputs.store, inputs.snapshot)
     waiting = sum(len(each.generations) for each in found.works)
@@ -147,7 +147,7 @@ def due_merge(inputs: Inputs) -> Outlook:
         reasons.append(f"{counted(len(found.idle), 'region')} with rows of a silent writer")
     known = sum(each.size_bytes for each in found.works)
     run = DueRun(reason=", ".join(reasons), items=waiting + len(found.idle), bytes=known) if reasons else None
-    return Outlook(due=run, in_ms=found.silent_in_ms)
+    return PlannedRun(due=run, in_ms=found.silent_in_ms)
 
 
 LOG = logging.getLogger(__name__)
@@ -222,7 +222,7 @@ def due_sort(inputs: Inputs) -> DueRun | None:
 
 
 @as_task
-def merge_region(place: Place, item: Item) -> Answer:
+def merge_region(place: TaskEnvironment, item: Item) -> Answer:
     """Merge the pending generations of one region.
 
     `quarantine=True` quarantines records that cannot be applied.
@@ -234,7 +234,7 @@ def merge_region(place: Place, item: Item) -> Answer:
 
 
 @as_task
-def sort_region(place: Place, item: Item) -> Answer:
+def sort_region(place: TaskEnvironment, item: Item) -> Answer:
     """Write consecutive unsorted generations of one region as one sorted generation."""
     work = SortingWork.from_json(item["work"])
     result = generation_write.execute_sort(place.store, work, clock=place.clock, ids=place.ids)

@@ -43,11 +43,19 @@ from storage_core.data.rows.windows import LateMetrics, LateRule
 from storage_core.data.settings.layout import Region
 from storage_core.log.snapshot import Snapshot
 from storage_core.store.contract import ObjectStore
-from storage_core.write.late_rows import LateRowFilter, Origin
+from storage_core.write.late_rows import LateRowFilter, RowOrigin
 from storage_core.write.region import generation_write, wal
 from storage_core.write.region.group_commit import GroupCommit
 from storage_core.write.region.manifest import check_epoch, commit, fenced, read_latest
-from storage_core.write.region.records import Following, Keys, Known, Memtable, RecordBuilder, WriterOptions, matching
+from storage_core.write.region.records import (
+    Following,
+    Keys,
+    Memtable,
+    RecordBuilder,
+    WriterOptions,
+    WriterSnapshot,
+    matching,
+)
 from storage_core.write.region.spec import closed_region, only_region, register
 from storage_core.write.region.wal import Logged, WalAppender
 
@@ -473,7 +481,7 @@ class RegionWriter:
         self._following = following
         self._clock = claimed.appender.clock
         self._late_filter = LateRowFilter(
-            claimed.appender.store, late, Origin(source="writer", by=claimed.appender.writer_id)
+            claimed.appender.store, late, RowOrigin(source="writer", by=claimed.appender.writer_id)
         )
         self._filtering = threading.Lock()
         self._durable = options.durable
@@ -519,7 +527,7 @@ class RegionWriter:
         claimed = claim(store, target, record_schema=record_schema(snapshot.schema), clock=clock, ids=ids)
         require_unmerged(claimed.manifest, snapshot)
         late = LateRule.of(snapshot.config)
-        known = following or Following(store, clock, Known.of(snapshot))
+        known = following or Following(store, clock, WriterSnapshot.of(snapshot))
         return cls(claimed, following=known, ids=ids, options=options or WriterOptions(), late=late)
 
     @property
@@ -624,7 +632,7 @@ class RegionWriter:
 
     def unflushed(self) -> pa.Table:
         """Return the durable records outside all generations, in order. No request."""
-        return self._group.look(lambda _: self._log.memtable).records()
+        return self._group.read_unflushed(lambda _: self._log.memtable).records()
 
     def scan(self) -> pa.Table:
         """Return one record per key from the memory of this writer, ascending by key.
@@ -668,7 +676,7 @@ class RegionWriter:
             held = self._log.memtable
             return [held.find(wanted), *(conformed(each, held.schema) for each in waiting)]
 
-        durable, *waiting = self._group.look(find)
+        durable, *waiting = self._group.read_unflushed(find)
         found = [durable, *(matching(each, wanted, self._builder.key) for each in waiting)]
         return fold.fold(pa.concat_tables(found), self._builder.key)
 
@@ -703,7 +711,7 @@ class RegionWriter:
             memtable = self._log.memtable  # Read only once, because a flush replaces the memtable.
             return memtable, [*memtable.parts(), *(conformed(each, memtable.schema) for each in waiting)]
 
-        memtable, parts = self._group.look(take)
+        memtable, parts = self._group.read_unflushed(take)
         return memtable, fold.fold(pa.concat_tables([memtable.schema.empty_table(), *parts]), self._builder.key)
 
     def write(self, records: pa.Table, durable: bool | None) -> None:  # noqa: FBT001 -- as its callers were given it

@@ -24,11 +24,11 @@ from storage_core.base.errors import Corrupt, Unavailable
 from storage_core.base.process import HomeProcess, scratch, scratch_folder
 from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import damage, segments
-from storage_core.index.segments import Coverage, coverage
+from storage_core.index.segments import Coverage, compute_coverage
 from storage_core.index.text_files import Searcher, open_searcher
 from storage_core.log.snapshot import Snapshot
-from storage_core.read.unmerged import LogRuns
-from storage_core.read.verified import Verified
+from storage_core.read.unmerged_records import LogRuns
+from storage_core.read.verified_files import VerifiedFiles
 from storage_core.store.meter import prefetch
 from storage_core.store.pieces import KeptValues
 
@@ -214,7 +214,7 @@ READER_BYTES = 2**30
 
 
 @dataclass(slots=True)
-class Kept:
+class SearchCache:
     """A cache of open searchers, open vector segments, decoded pages and filter results.
 
     It also caches the ends of runs of logs.
@@ -223,7 +223,7 @@ class Kept:
     later versions share the value. Safe for threads.
     """
 
-    verified: Verified = field(default_factory=Verified)
+    verified: VerifiedFiles = field(default_factory=VerifiedFiles)
     searchers: Searchers = field(default_factory=Searchers)
     values: KeptValues = field(default_factory=KeptValues)
     readers: KeptValues = field(default_factory=lambda: KeptValues(READER_BYTES))
@@ -240,5 +240,5 @@ class Kept:
             covered = self._covered = snapshot, {}
         found = covered[1].get(definition.name)
         if found is None or found.definition != definition:
-            found = covered[1][definition.name] = coverage(snapshot, definition)
+            found = covered[1][definition.name] = compute_coverage(snapshot, definition)
         return found

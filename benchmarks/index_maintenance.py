@@ -123,7 +123,7 @@ def _against_lance(root: Path, label: str, kept: _Grown, size: Size, *, make: bo
         python = lance_python(make=make)
         for number in range(1, appends + 1):
             pq.write_table(rows_of(number, rows), files / f"{number:05}.parquet")
-        found = printed(python, "lance_upkeep", str(root / "lance"), str(files), str(every))
+        found = printed(python, "lance_maintenance", str(root / "lance"), str(files), str(every))
     except NotMeasuredError as error:
         return Metric(name=name, value=kept.seconds, unit="s", against=f"Lance (not measured: {error})", ratio=0)
     seconds = float(found["seconds"])

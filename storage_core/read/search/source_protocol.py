@@ -1,7 +1,7 @@
 """The sources of a search, and the filter that keeps hits in live rows.
 
-A `Source` is a set of rows that an index numbers from 0, for example a split or a generation. `Live` keeps the hits
-that are not deleted and meet the filter. `TextFilter` is a filter that consists of the hits of another index. Each
+A `Source` is a set of rows that an index numbers from 0, for example a split or a generation. `LiveFilter` keeps the
+hits that are not deleted and meet the filter. `TextFilter` is a filter that consists of the hits of another index. Each
 segment has its own row numbers. Therefore this filter identifies rows by split and position, or by key.
 """
 
@@ -96,11 +96,11 @@ class Source(Protocol):
         """Return the directory with the files of the index over all rows of this source."""
         ...
 
-    def ranged(self) -> Ranged | None:
+    def ranged_files(self) -> Ranged | None:
         """Return the files of a vector segment if they are read by ranges. None if `directory` must be read."""
         ...
 
-    def matching(self, condition: Predicate) -> BitMap:
+    def matching_rows(self, condition: Predicate) -> BitMap:
         """Return the rows that meet a condition on columns of the index. The index must have bitmaps."""
         ...
 
@@ -123,7 +123,7 @@ class Source(Protocol):
         """Return each split of the base that contains some of these rows."""
         ...
 
-    def deleted(self) -> BitMap:
+    def deleted_rows(self) -> BitMap:
         """Return the rows that no result may contain, even if the index finds them."""
         ...
 
@@ -213,7 +213,7 @@ _FILTERED_ROWS = 2**18
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class SearchCounts:
     """A count of the work of a vector search on one source. `matching` is the number of live rows that meet the filter.
 
     `ranked` is the number of rows that were scored by embeddings of the table. It is the sum over all windows and
@@ -227,7 +227,7 @@ class Looked:
     clusters: int | None = None
 
 
-class Live:
+class LiveFilter:
     """A filter of hits. It returns the hits on visible rows that meet the filter, in the same order.
 
     Deleted rows are read only for sources with hits. Bitmap indexes or earlier searches may already have the result of
@@ -244,14 +244,14 @@ class Live:
         self._matched = matched
         self._deleted: dict[int, BitMap] = {}
         self._rows: dict[int, BitMap] = {}
-        self.looked: dict[int, Looked] = {}
+        self.looked: dict[int, SearchCounts] = {}
         """The work of searches by vector, by source."""
         self.judged = self.met = 0
         """Two numbers: the evaluated rows, and those evaluated rows that meet the filter."""
 
-    def among(self, matched: Sequence[TextFilter]) -> Live:
+    def among(self, matched: Sequence[TextFilter]) -> LiveFilter:
         """Return this filter with the additional condition that a row is in each of `matched`."""
-        return Live(self.sources, self.filter, matched)
+        return LiveFilter(self.sources, self.filter, matched)
 
     def __call__(self, hits: Hits) -> Hits:
         """Return the hits that are visible rows and meet the filter.
@@ -267,7 +267,7 @@ class Live:
         live = hits if is_live.all() else hits.take(is_live)
         return self._wanted(live) if len(live) and self.is_filtered else live
 
-    def left(self, found: Mapping[int, BitMap]) -> Mapping[int, BitMap]:
+    def drop_hidden(self, found: Mapping[int, BitMap]) -> Mapping[int, BitMap]:
         """Return those of these rows that are visible and meet the filter. Raises the errors of `__call__`."""
         deleted = self._deleted_of(found)
         live = {source: rows - deleted[source] for source, rows in found.items() if source in deleted}
@@ -296,16 +296,16 @@ class Live:
         paths = self.sources[source].splits
         return self.filter is not None and bool(paths) and self.filter.splits.isdisjoint(paths)
 
-    def require_sound(self) -> None:
+    def require_valid(self) -> None:
         """Raise `InvalidInput` if the filter cannot be evaluated, even if no hit was checked."""
         if self.filter is not None:
-            self.filter.require_sound()
+            self.filter.require_valid()
 
     def _deleted_of(self, sources: Collection[int]) -> Mapping[int, BitMap]:
         """Return the deleted rows of the sources that the filter does not exclude."""
         admitted = [source for source in sorted(sources) if not self.excludes(source)]
         unknown = [source for source in admitted if source not in self._deleted]
-        found = prefetch(lambda source: self.sources[source].deleted(), unknown, _AT_ONCE)
+        found = prefetch(lambda source: self.sources[source].deleted_rows(), unknown, _AT_ONCE)
         self._deleted.update(zip(unknown, found, strict=True))
         return {source: self._deleted[source] for source in admitted}
 
@@ -313,7 +313,7 @@ class Live:
         if self.excludes(source):
             return BitMap()
         own = self.sources[source]
-        live = BitMap(range(own.count())) - own.deleted()
+        live = BitMap(range(own.count())) - own.deleted_rows()
         if not self.is_filtered:
             return live
         lasting = self._lasting(own)

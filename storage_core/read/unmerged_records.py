@@ -2,8 +2,8 @@
 
 Reads and searches take them from WAL entries, generations and raw logs.
 
-`take_apart` divides the unmerged records into groups for a search (decision 0022). Only the newest record of a key
-counts:
+`split_unmerged_records` divides the unmerged records into groups for a search (decision 0022). Only the newest record
+of a key counts:
 
 - The newest record may be a whole row in a generation or in a WAL entry. The search then finds the row there. An index
   then identifies the row by its position.
@@ -16,7 +16,7 @@ entries. Entries never change, so an indexed run stays valid while new entries a
 `captured_with` adds undistributed rows of raw logs to the captured state of the regions (decision 0027). For each raw
 log, a read makes one LIST per 1,000 chunks on each store. It also makes one GET per note of collected chunks. If the
 view has not cached a waiting chunk, the chunk takes one more GET. The order of these requests is described in
-`distribution.undistributed`.
+`distribution.undistributed_rows`.
 """
 
 from __future__ import annotations
@@ -42,20 +42,25 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.log.split_columns import adds_of
 from storage_core.read.plan import RawPart
 from storage_core.split.context import context_of, places_in_order
+from storage_core.split.deletion_vectors import deleted_rows
 from storage_core.split.fetch import Footers
-from storage_core.split.hidden_rows import deleted_rows
 from storage_core.store.contract import ObjectStore
-from storage_core.write.distribution.undistributed import Listed, RegionOffsets, Waiting, settled
+from storage_core.write.distribution.undistributed_rows import (
+    PendingChunks,
+    RawLogListing,
+    RegionOffsets,
+    find_pending_chunks,
+)
 from storage_core.write.region import merge_work
+from storage_core.write.region.captured_regions import Captured, CapturedRegion, Unmerged
 from storage_core.write.region.generation import may_hold
 from storage_core.write.region.generation_write import gives_whole_rows, whole_rows
 from storage_core.write.region.records import matching
-from storage_core.write.region.unmerged import Captured, CapturedRegion, Unmerged
 
 if TYPE_CHECKING:
     from storage_core.log.log import TransactionLog
     from storage_core.store.pieces import KeptValues
-    from storage_core.write.region.unmerged import Regions
+    from storage_core.write.region.captured_regions import Regions
 
 
 LEAST_RATIO = 2
@@ -163,7 +168,7 @@ class Overlay:
     touched: frozenset[str]
     footers: Footers
 
-    def deleted(self, store: ObjectStore, snapshot: Snapshot, split: Add) -> BitMap:
+    def hidden_rows(self, store: ObjectStore, snapshot: Snapshot, split: Add) -> BitMap:
         """Return the rows of a base split that are deleted, or that have an unmerged record with the same key.
 
         Cost:
@@ -176,7 +181,7 @@ class Overlay:
         return deleted_rows(store, split, self.footers.cached)
 
 
-def take_apart(
+def split_unmerged_records(
     store: ObjectStore,
     snapshot: Snapshot,
     unmerged: Sequence[Unmerged],
@@ -363,7 +368,7 @@ def captured_with(
 
     The regions are read with the consistency `latest`. If a chunk disappears from a raw log after the listing, another
     process may have distributed and collected it. Then the function captures everything once more. Raises the errors of
-    `Listed.look` and of `Waiting.records`.
+    `RawLogListing.load` and of `PendingChunks.records`.
     """
     was_damaged = False
     while True:
@@ -416,22 +421,23 @@ class Capture(Generic[_Found]):
 
 def undistributed_over(
     view: OpenView, capture: Callable[[Snapshot], Capture[_Found]]
-) -> tuple[Snapshot, _Found, tuple[Waiting, ...]] | None:
+) -> tuple[Snapshot, _Found, tuple[PendingChunks, ...]] | None:
     """Return the newest snapshot, the result of the earlier `capture`, and the raw log chunks that still wait.
 
     The function returns None if another process distributed, merged or changed the regions in the meantime.
-    `undistributed.settled` does the same.
+    `undistributed_rows.find_pending_chunks` does the same.
 
     Cost:
-        The requests of `Listed.look`, of `capture` and of `refresh`. If chunks wait, also the requests for the offsets.
+        The requests of `RawLogListing.load`, of `capture` and of `refresh`. If chunks wait, also the requests for the
+        offsets.
     """
     before = view.snapshot
-    listed = [Listed.look(each, view.raw_store) for each in before.config.raw_logs]
+    listed = [RawLogListing.load(each, view.raw_store) for each in before.config.raw_logs]
     captured = capture(before)
     snapshot = view.refresh()
     if snapshot.config.dividing != before.config.dividing:
         return None
-    waiting = settled(
+    waiting = find_pending_chunks(
         listed,
         before,
         snapshot,
@@ -452,6 +458,6 @@ def _offsets(region: CapturedRegion) -> RegionOffsets:
     )
 
 
-def _part(waiting: Waiting, tables: Sequence[pa.Table]) -> RawPart:
+def _part(waiting: PendingChunks, tables: Sequence[pa.Table]) -> RawPart:
     name, records = waiting.listed.raw_log.name, sum(each.num_rows for each in tables)
     return RawPart(name=name, chunks=len(waiting.chunks), records=records)

@@ -1,7 +1,7 @@
 """The split files that DuckDB may read, and the translation of DuckDB's errors.
 
-`Verified` remembers the local files that were verified. `query_errors` converts the errors of DuckDB and of its sandbox
-to Tidemark's errors.
+`VerifiedFiles` remembers the local files that were verified. `query_errors` converts the errors of DuckDB and of its
+sandbox to Tidemark's errors.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from storage_core.store.contract import ObjectStore
 from storage_core.store.pieces import NOT_CACHED, CachedPieces, KeptValues
 
 if TYPE_CHECKING:
-    from storage_core.index.parts import BitmapParts
+    from storage_core.index.segment_reader import BitmapParts
     from storage_core.split.fetch import Footers
 
 
@@ -50,7 +50,7 @@ _TAIL = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """The columns of some splits, according to their footers. `Verified` creates one instance per distinct schema.
+    """The columns of some splits, according to their footers. `VerifiedFiles` creates one instance per distinct schema.
 
     `schema` is the Arrow schema, or None if it cannot be determined.
     """
@@ -69,7 +69,7 @@ class _Sound:
     columns: Columns
 
 
-class Verified:
+class VerifiedFiles:
     """The verified splits of one store. Splits are immutable, so it is sufficient to verify the whole file once.
 
     DuckDB does not check the length or the checksums of files. Therefore a flipped bit can change a value without an
@@ -101,7 +101,7 @@ class Verified:
     @cached_property
     def bitmaps(self) -> BitmapParts:
         """The cache of the columns of bitmap indexes over the splits."""
-        from storage_core.index.parts import BitmapParts
+        from storage_core.index.segment_reader import BitmapParts
 
         return BitmapParts(self.footers.cached)
 
@@ -115,7 +115,7 @@ class Verified:
             return path
         try:
             found = _identity(path)
-            require_sound(path, add)
+            verify_file(path, add)
             self._files[add.path] = _Sound(path, found, self._columns_in(path))
         except FileNotFoundError:  # the file was just removed, and the read raises the same error as for other stores
             return None
@@ -166,7 +166,7 @@ class Verified:
             return UNKNOWN
 
 
-def require_sound(path: Path, add: Add) -> None:
+def verify_file(path: Path, add: Add) -> None:
     """Raise `Corrupt` if the length or the checksum of the file is wrong. Also raises the errors of the file system."""
     size = path.stat().st_size
     if size != add.size:
@@ -260,7 +260,7 @@ def query_errors(
                 found = _typed(error, query, splits, limits, columns=columns, tables=tables or {})
             if isinstance(found, Corrupt) and any(add.xxh3 is not None for add, _ in named):
                 for add, path in named:  # an error may also contain the path as a value
-                    require_sound(path, add)
+                    verify_file(path, add)
                 found = _about_the_query(str(error), query, columns)
             raise found from error
 

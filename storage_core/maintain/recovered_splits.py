@@ -16,16 +16,16 @@ import pyarrow.parquet as pq
 
 from storage_core.base.errors import Corrupt, InvalidInput, raise_refused
 from storage_core.data.formats.kinds import KeyKind
-from storage_core.data.formats.parquet_footer import require_sound_chunks
+from storage_core.data.formats.parquet_footer import require_valid_chunks
 from storage_core.data.rows import statistics
 from storage_core.data.rows.schema import from_schema_string
 from storage_core.data.settings.layout import REGIONS_KEY, WHOLE_TABLE_SPEC
 from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Add, Metadata
 from storage_core.maintain.findings import DAMAGE
-from storage_core.maintain.walk import Listing
+from storage_core.maintain.table_objects import Listing
 from storage_core.split import verification
-from storage_core.split.metadata import Lineage, MergedRange, Origin, add_of, read_origin, require_checksum
+from storage_core.split.metadata import FileOrigin, Lineage, MergedRange, add_of, read_origin, require_checksum
 from storage_core.split.read import conform_split, open_split
 from storage_core.split.verification import entries_of
 from storage_core.split.writer import with_file_metrics
@@ -37,7 +37,7 @@ class FoundSplit:
     """A valid split outside the readable parts of the log: its action and its origin."""
 
     add: Add
-    origin: Origin
+    origin: FileOrigin
 
     @property
     def path(self) -> str:
@@ -66,7 +66,7 @@ def read_found(store: ObjectStore, listing: Listing, path: str) -> FoundSplit:
     data = pa.py_buffer(store.get(path).data)
     try:
         footer = pq.read_metadata(pa.BufferReader(data))
-        require_sound_chunks(footer, data.size)
+        require_valid_chunks(footer, data.size)
         metadata = entries_of(footer, path)
     except (pa.ArrowException, MemoryError, OSError, UnicodeDecodeError) as error:
         raise_refused(path, error)
@@ -142,7 +142,7 @@ def with_region_specs(metadata: Metadata, newest: int, store: ObjectStore, listi
     return metadata
 
 
-def _spec_id(settings: Metadata | Origin) -> int:
+def _spec_id(settings: Metadata | FileOrigin) -> int:
     return TableConfig.from_configuration(settings.configuration).region_spec.id
 
 

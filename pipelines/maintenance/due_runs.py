@@ -1,11 +1,12 @@
 """The work that the upkeep sensor finds in tables, and the runs that do this work.
 
-- `Wanted`: a step of a table that could run now. Its urgency can be compared with the urgency of other steps.
+- `WantedRun`: a step of a table that could run now. Its urgency can be compared with the urgency of other steps.
 - `grouped`: the same step of several small tables shares a run. A hundred tables then cost only one start. Tables
   should not wait for each other. Urgent work therefore does not share a run with other work. Large work always has a
   separate run. If the step of one table fails in a shared run, the other tables are not affected (decision 0037).
-- `Seen`: the last known state of an idle table. With `Seen`, the sensor needs only one request to find changes. The
-  requests take turns. One request checks the log, another checks the landing location, and another checks the regions.
+- `IdleFingerprint`: the last known state of an idle table. With `IdleFingerprint`, the sensor needs only one request to
+  find changes. The requests take turns. One request checks the log, another checks the landing location, and another
+  checks the regions.
 - `DeclaredNow`: the tables that the files declare now. A run loads the files again. If one of its assets is no longer
   declared, the run cannot begin. Files can change while a code server runs. The sensor therefore does not request runs
   of a table that is no longer declared. If the assets of a table have changed, the table does not share a run. A shared
@@ -49,7 +50,7 @@ _START_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class WantedRun:
     """A step of a table that could run now.
 
     Attributes:
@@ -113,11 +114,11 @@ MOST_BYTES = 256 * 2**20
 MOST_TABLES = 100
 """The limits of a shared run. A shared run reads at most `MOST_BYTES` bytes and has at most `MOST_TABLES` tables."""
 
-Group = list[Wanted]
+Group = list[WantedRun]
 """The work of one run. It is one step of one table, or the same step of several tables."""
 
 
-def grouped(chosen: Iterable[Wanted], *, most_tables: int = MOST_TABLES) -> list[Group]:
+def grouped(chosen: Iterable[WantedRun], *, most_tables: int = MOST_TABLES) -> list[Group]:
     """Return the chosen work as runs. The input and the result begin with the most urgent work."""
     groups: list[Group] = []
     open_groups: dict[object, Group] = {}
@@ -134,7 +135,7 @@ def grouped(chosen: Iterable[Wanted], *, most_tables: int = MOST_TABLES) -> list
     return groups
 
 
-def request_of(group: Sequence[Wanted], *, prefix: str = "") -> RunRequest:
+def request_of(group: Sequence[WantedRun], *, prefix: str = "") -> RunRequest:
     """Return the request for the run. The name of the run's job begins with `prefix`."""
     first = group[0]
     names = [each.declaration.name for each in group]
@@ -153,7 +154,7 @@ def request_of(group: Sequence[Wanted], *, prefix: str = "") -> RunRequest:
     return request.with_replaced_attrs(job_name=f"{prefix}{first.job}", tags=tags)
 
 
-def _is_small(wanted: Wanted) -> bool:
+def _is_small(wanted: WantedRun) -> bool:
     """Return whether the work may share a run.
 
     An ingest from Delta must not share a run, because it needs a different Spark.
@@ -163,7 +164,7 @@ def _is_small(wanted: Wanted) -> bool:
     return _bytes(wanted) <= SMALL_BYTES and not is_delta
 
 
-def _bytes(wanted: Wanted) -> int:
+def _bytes(wanted: WantedRun) -> int:
     return wanted.due.bytes or wanted.due.items * STEPS[wanted.job].item_bytes
 
 
@@ -171,7 +172,7 @@ def _bytes(wanted: Wanted) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class IdleFingerprint:
     """The state of a table that had no work at `at_ms`.
 
     Attributes:
@@ -191,7 +192,7 @@ class Seen:
     due_ms: int | None = None
 
     @classmethod
-    def of(cls, inputs: TableInputs) -> Seen:
+    def of(cls, inputs: TableInputs) -> IdleFingerprint:
         """Return the state of a table without work. Cost: one LIST of the regions, or no request."""
         declaration = inputs.declaration
         spec = declaration.landing_spec()
@@ -203,7 +204,7 @@ class Seen:
             regions=_regions(declaration) if declaration.primary_key else "",
         )
 
-    def is_same(self, declaration: TableDeclaration) -> tuple[bool, Seen]:
+    def is_same(self, declaration: TableDeclaration) -> tuple[bool, IdleFingerprint]:
         """Make the next check.
 
         Return whether the table is unchanged, and the state to remember. There is one check for the log, one for the
@@ -215,7 +216,7 @@ class Seen:
         return is_same, replace(self, turn=self.turn + 1)
 
 
-def _asks(declaration: TableDeclaration) -> Iterator[Callable[[Seen, TableDeclaration], bool]]:
+def _asks(declaration: TableDeclaration) -> Iterator[Callable[[IdleFingerprint, TableDeclaration], bool]]:
     spec = declaration.landing_spec()
     if spec is not None:
         yield _no_version_landed if spec.is_delta else _nothing_landed
@@ -224,7 +225,7 @@ def _asks(declaration: TableDeclaration) -> Iterator[Callable[[Seen, TableDeclar
         yield _no_record
 
 
-def _no_commit(seen: Seen, declaration: TableDeclaration) -> bool:
+def _no_commit(seen: IdleFingerprint, declaration: TableDeclaration) -> bool:
     if seen.version is None:
         return not exists(declaration.uri)
     try:
@@ -234,7 +235,7 @@ def _no_commit(seen: Seen, declaration: TableDeclaration) -> bool:
     return False
 
 
-def _nothing_landed(seen: Seen, declaration: TableDeclaration) -> bool:
+def _nothing_landed(seen: IdleFingerprint, declaration: TableDeclaration) -> bool:
     spec = declaration.landing_spec()
     if spec is not None and spec.queue is not None:
         from storage_core.write.ingest.announcements import Queue  # most landing locations have no queue
@@ -243,11 +244,11 @@ def _nothing_landed(seen: Seen, declaration: TableDeclaration) -> bool:
     return spec is None or seen.landed == _files(discover(spec))
 
 
-def _no_version_landed(seen: Seen, declaration: TableDeclaration) -> bool:
+def _no_version_landed(seen: IdleFingerprint, declaration: TableDeclaration) -> bool:
     return seen.landed == _delta(declaration)
 
 
-def _no_record(seen: Seen, declaration: TableDeclaration) -> bool:
+def _no_record(seen: IdleFingerprint, declaration: TableDeclaration) -> bool:
     return seen.regions == _regions(declaration)
 
 

@@ -4,7 +4,7 @@ The sensor does not request a step of a table in these cases:
 
 - A run of this step is waiting or running for the table.
 - The step failed, and the pause after a failure is not over (`pipelines.runs`).
-- The budget is used up (`pipelines.upkeep.budgets`).
+- The budget is used up (`pipelines.maintenance.budgets`).
 
 Each tick has limits on requests, seconds and runs. The next tick continues at the table where the last tick ended. The
 sensor keeps the state of idle tables only in memory. After a restart, the sensor reads all tables again, with the same
@@ -33,19 +33,28 @@ from dagster._utils.schedules import get_latest_completed_cron_tick
 from assets.recording import report_up_to_date
 from assets.run_tags import SENSOR
 from assets.steps import asset_key, index_asset
-from jobs.due_runs import TableInputs, outlook
+from jobs.due_runs import TableInputs, plan_next_run
 from pipelines.automation import UPKEEP_SENSOR, Automation
 from pipelines.jobs import Job, jobs_of, step_assets
-from pipelines.runs import AtWork, spent_bytes
-from pipelines.upkeep.budgets import Choice, choose, read_upkeep_of_all
-from pipelines.upkeep.wanted import MOST_TABLES, DeclaredNow, Group, Seen, Wanted, grouped, has_same_assets, request_of
+from pipelines.maintenance.budgets import Choice, choose, read_upkeep_of_all
+from pipelines.maintenance.due_runs import (
+    MOST_TABLES,
+    DeclaredNow,
+    Group,
+    IdleFingerprint,
+    WantedRun,
+    grouped,
+    has_same_assets,
+    request_of,
+)
+from pipelines.runs import ActiveRuns, spent_bytes
 from storage_core.base.clock import Clock, SystemClock
 from storage_core.base.errors import TidemarkError
 from storage_core.base.text import counted, listed
 from storage_core.change.declaration import TableDeclaration
 from storage_core.change.declaration_parts import UpkeepOfAllDeclaration
 from storage_core.data.steps import OBSERVABLE
-from storage_core.log.job_run import DueRun, Failed
+from storage_core.log.job_run import DueRun, TaskFailure
 
 WHOLE_LOOK_SECONDS = 900
 """The sensor reads the whole state of an idle table after this number of seconds.
@@ -61,7 +70,7 @@ _NOT_DECLARED = "no valid file declares the table any more. Correct the file, or
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class TickLimits:
     """The limits of a tick.
 
     Attributes:
@@ -79,7 +88,7 @@ class Bounds:
     hour_seconds: float = 3600
 
 
-class Upkeep:
+class PendingWorkFinder:
     """Finds the pending work of tables for one sensor.
 
     Not thread-safe. The object remembers the last state of each table and the requested runs. It also remembers since
@@ -92,7 +101,7 @@ class Upkeep:
         declarations: Sequence[TableDeclaration],
         assets_of_jobs: Mapping[str, Sequence[AssetKey]],
         clock: Clock | None = None,
-        bounds: Bounds | None = None,
+        bounds: TickLimits | None = None,
         *,
         root: Path | None = None,
         declared_now: DeclaredNow | None = None,
@@ -102,9 +111,9 @@ class Upkeep:
         self._declarations = {each.name: each for each in declarations}
         self._assets_of_jobs = assets_of_jobs
         self._clock = clock or SystemClock()
-        self._bounds = bounds or Bounds()
+        self._bounds = bounds or TickLimits()
         self._began_ms = self._clock.now_ms()
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, IdleFingerprint] = {}
         self._since_ms: dict[tuple[str, str], int] = {}
         self._asked_ms: dict[tuple[str, str], int] = {}
         self._not_yet: dict[str, list[str]] = {}
@@ -122,14 +131,14 @@ class Upkeep:
         try:
             of_all = read_upkeep_of_all(self._root)
         except TidemarkError as error:
-            why = _problem("nothing is asked for", Failed.of(error))
+            why = _problem("nothing is asked for", TaskFailure.of(error))
             return SensorResult(cursor=context.cursor, skip_reason=SkipReason(why))
         return self._tick(context, of_all)
 
     def _tick(self, context: SensorEvaluationContext, of_all: UpkeepOfAllDeclaration) -> SensorResult:
         began, spent = monotonic(), self.requests
-        at_work = AtWork.of(context.instance, self._assets_of_jobs, now_ms=self._clock.now_ms())
-        wanted: list[Wanted] = []
+        at_work = ActiveRuns.of(context.instance, self._assets_of_jobs, now_ms=self._clock.now_ms())
+        wanted: list[WantedRun] = []
         problems: list[str] = []
         now = self._declarations if self._declared_now is None else self._declared_now.read()
         if gone := sorted(self._declarations.keys() - now.keys()):
@@ -141,7 +150,7 @@ class Upkeep:
                 is_alone = not has_same_assets(now[name], loaded)
                 wanted += [replace(each, is_alone=is_alone) for each in self._look(loaded, at_work, context.instance)]
             except TidemarkError as error:
-                problems.append(_problem(name, Failed.of(error)))
+                problems.append(_problem(name, TaskFailure.of(error)))
             if self.requests - spent >= self._bounds.requests or monotonic() - began >= self._bounds.seconds:
                 break
         for problem in problems:
@@ -164,8 +173,8 @@ class Upkeep:
     def _groups(
         self,
         context: SensorEvaluationContext,
-        wanted: Sequence[Wanted],
-        at_work: AtWork,
+        wanted: Sequence[WantedRun],
+        at_work: ActiveRuns,
         of_all: UpkeepOfAllDeclaration,
     ) -> tuple[Sequence[Group], Choice]:
         """Return the most urgent runs that fit into the budgets and the free slots.
@@ -195,7 +204,7 @@ class Upkeep:
         place = next((number for number, name in enumerate(names) if name >= (cursor or "")), 0)
         return [*names[place:], *names[:place]]
 
-    def _look(self, declaration: TableDeclaration, at_work: AtWork, instance: DagsterInstance) -> list[Wanted]:
+    def _look(self, declaration: TableDeclaration, at_work: ActiveRuns, instance: DagsterInstance) -> list[WantedRun]:
         """Return the steps that the table needs and that no current run does.
 
         For an idle table, this costs only one request. If an asset was never materialized and needs no run, it is
@@ -205,10 +214,10 @@ class Upkeep:
         if not self._may_have_changed(declaration):
             return []
         inputs = TableInputs.of(declaration, self._clock)
-        seen = Seen.of(inputs)
+        seen = IdleFingerprint.of(inputs)
         wanted, not_yet, coming_ms, is_idle = [], [], list[int](), True
         for job in (each for each in jobs_of(declaration) if each in OBSERVABLE):
-            found = outlook(job, inputs)
+            found = plan_next_run(job, inputs)
             if found.in_ms is not None:
                 coming_ms.append(self._clock.now_ms() + found.in_ms)
             if (due := found.due) is None:
@@ -225,7 +234,7 @@ class Upkeep:
             self._seen[name] = replace(seen, due_ms=min(coming_ms, default=None))
         return wanted
 
-    def _report(self, inputs: TableInputs, at_work: AtWork, instance: DagsterInstance) -> None:
+    def _report(self, inputs: TableInputs, at_work: ActiveRuns, instance: DagsterInstance) -> None:
         """Report the assets that are up to date.
 
         If no asset is missing at a version, the instance is not queried again until the next version.
@@ -237,12 +246,12 @@ class Upkeep:
         if report_up_to_date(instance, inputs.declaration, table, lambda: inputs, apart=apart, clock=clock):
             self._reported[name] = table.version
 
-    def _wanted(self, declaration: TableDeclaration, job: str, due: DueRun, at_work: AtWork) -> list[Wanted]:
+    def _wanted(self, declaration: TableDeclaration, job: str, due: DueRun, at_work: ActiveRuns) -> list[WantedRun]:
         name, now_ms = declaration.name, self._clock.now_ms()
         late = (now_ms - self._since_ms.setdefault((name, job), now_ms)) / 1000
         assets = [asset_key(name, index_asset(each)) for each in due.indexes] or step_assets(declaration, job)
         free = at_work.free(assets)
-        return [Wanted(declaration=declaration, job=job, due=due, assets=free, late_seconds=late)] if free else []
+        return [WantedRun(declaration=declaration, job=job, due=due, assets=free, late_seconds=late)] if free else []
 
     def _may_have_changed(self, declaration: TableDeclaration) -> bool:
         seen = self._seen.pop(declaration.name, None)
@@ -271,7 +280,7 @@ class Upkeep:
         return get_latest_completed_cron_tick(cron, now, "UTC").timestamp() * 1000 > last_ms
 
 
-def build_upkeep_sensor(jobs: Sequence[Job], upkeep: Upkeep, automation: Automation) -> SensorDefinition:
+def build_upkeep_sensor(jobs: Sequence[Job], upkeep: PendingWorkFinder, automation: Automation) -> SensorDefinition:
     """Return the sensor. It may request runs of `jobs`, and it maintains the tables of `upkeep`."""
     left_out = sum(not automation.looks_after(each) for each in automation.tables)
     return SensorDefinition(
@@ -296,5 +305,5 @@ def _requests_of(inputs: TableInputs) -> int:
     return 1 + of_table + landed + bool(inputs.declaration.primary_key)
 
 
-def _problem(name: str, failed: Failed) -> str:
+def _problem(name: str, failed: TaskFailure) -> str:
     return f"{name}: {failed.kind}: {failed.message}"

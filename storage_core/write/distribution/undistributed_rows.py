@@ -13,7 +13,8 @@ Each row occurs once, because the reads have this order (decision 0027):
 This module reads the chunks that the table does not have at the third step. An append table has a chunk if the offset
 of the head includes the chunk. For a keyed table, the log is read before and after the capture of the regions. The
 offsets of both reads must be equal. The head must not contain a merge of a generation that is newer than the captured
-manifests. If another distribution or merge committed in between, `settled` returns None, and the reader starts again.
+manifests. If another distribution or merge committed in between, `find_pending_chunks` returns None, and the reader
+starts again.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from storage_core.write.raw_log.history import (
     union,
 )
 from storage_core.write.raw_log.read import TypedRecords, typed_records
-from storage_core.write.region.router import Stretch
+from storage_core.write.region.router import ChunkRange
 from storage_core.write.region.spec import Routed, route
 
 # Records of one chunk for one table: the records that fit the table, and their regions.
@@ -105,7 +106,7 @@ def admitted(records: pa.Table, target: Target) -> pa.Table:
     return in_time(rule, fitting.records, fitting.written_ms, are_records=True)
 
 
-def by_region(records: pa.Table, ref: RawChunkRef, target: Target) -> Iterator[tuple[Region, pa.Table]]:
+def group_by_region(records: pa.Table, ref: RawChunkRef, target: Target) -> Iterator[tuple[Region, pa.Table]]:
     """Yield each region that needs records of the chunk, with the records of the region in order.
 
     This omits regions that already have the chunk. An omitted region belongs to the current region spec or to an
@@ -142,7 +143,7 @@ Offsets = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class RawLogListing:
     """The listing of a raw log at one time. `stores` are all stores, mandatory stores first."""
 
     raw_log: FeedingRawLog
@@ -150,7 +151,7 @@ class Listed:
     history: History
 
     @classmethod
-    def look(cls, raw_log: FeedingRawLog, opened: Opener) -> Listed:
+    def load(cls, raw_log: FeedingRawLog, opened: Opener) -> RawLogListing:
         """Return the current listing of a raw log. Requests: see `raw_log.history.union`.
 
         Each mandatory store has every acknowledged chunk, so one answer from a mandatory store is enough. Raises
@@ -223,14 +224,14 @@ class RegionOffsets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class PendingChunks:
     """The chunks of one raw log that a table lacks. `rounds` has these chunks in the order of distribution.
 
     For each region, `further` contains the offsets that are higher than the offsets of the table's log. Only rows of
     `regions` are read. `regions=None` means all regions.
     """
 
-    listed: Listed
+    listed: RawLogListing
     rounds: tuple[tuple[RawChunkRef, ...], ...]
     further: Mapping[str, Offsets] = field(default_factory=dict)
     regions: frozenset[str] | None = None
@@ -270,7 +271,7 @@ class Waiting:
         for chunks in self.rounds:
             stretches = tuple(_stretches(chunks, after))
             target = Target(
-                name=name, uri=store.uri, context=context_of(snapshot), stretches=stretches, further=further
+                name=name, uri=store.uri, context=context_of(snapshot), chunk_ranges=stretches, further=further
             )
             duplicates = NONE
             if own is not None and any(columns[each].unique_ids is not None for each in chunks):
@@ -305,7 +306,7 @@ class Waiting:
         """
         if self.regions is None and not target.further:
             return records
-        parts = by_region(records, ref, target)
+        parts = group_by_region(records, ref, target)
         wanted = (rows for region, rows in parts if self.regions is None or region.id in self.regions)
         return pa.concat_tables([records.slice(0, 0), *wanted])
 
@@ -314,8 +315,8 @@ def _bytes(records: pa.Table) -> int:
     return int(records.nbytes)
 
 
-def settled(
-    listed: Sequence[Listed],
+def find_pending_chunks(
+    listed: Sequence[RawLogListing],
     before: Snapshot,
     snapshot: Snapshot,
     captured: Callable[[], Sequence[RegionOffsets]],
@@ -323,10 +324,10 @@ def settled(
     store: ObjectStore,
     now_ms: int,
     regions: frozenset[str] | None = None,
-) -> tuple[Waiting, ...] | None:
+) -> tuple[PendingChunks, ...] | None:
     """Return the chunks that the table at `snapshot` does not have yet.
 
-    Return None if `snapshot` does not match the captured regions. Raises the errors of `Listed.behind`.
+    Return None if `snapshot` does not match the captured regions. Raises the errors of `RawLogListing.behind`.
 
     Args:
         before: the snapshot at the capture of the regions.
@@ -352,13 +353,13 @@ def settled(
             return None
         further = _further(captured_offsets, offsets, store, snapshot)
     return tuple(
-        Waiting(listed=each, rounds=_rounds(each, chunks, now_ms), further=further, regions=regions)
+        PendingChunks(listed=each, rounds=_rounds(each, chunks, now_ms), further=further, regions=regions)
         for each, chunks in waiting
         if chunks
     )
 
 
-def _has_moved(listed: Sequence[Listed], before: Offsets, after: Offsets) -> bool:
+def _has_moved(listed: Sequence[RawLogListing], before: Offsets, after: Offsets) -> bool:
     """Return whether an offset of a writer of these raw logs has changed.
 
     In this case, a captured region or its manifest may lack rows of the writer.
@@ -395,7 +396,7 @@ def _further(
     return found
 
 
-def _rounds(listed: Listed, chunks: Sequence[RawChunkRef], now_ms: int) -> tuple[tuple[RawChunkRef, ...], ...]:
+def _rounds(listed: RawLogListing, chunks: Sequence[RawChunkRef], now_ms: int) -> tuple[tuple[RawChunkRef, ...], ...]:
     """Return the chunks of closed segments, then the other chunks. The other chunks are distributed later."""
     closed_after = listed.raw_log.closed_after_ms
     closed_after = CLOSED_AFTER_MS if closed_after is None else closed_after
@@ -405,9 +406,9 @@ def _rounds(listed: Listed, chunks: Sequence[RawChunkRef], now_ms: int) -> tuple
     return tuple(each for each in (first, then) if each)
 
 
-def _stretches(chunks: Sequence[RawChunkRef], after: Offsets) -> Iterator[Stretch]:
+def _stretches(chunks: Sequence[RawChunkRef], after: Offsets) -> Iterator[ChunkRange]:
     last: dict[str, int] = {}
     for each in chunks:
         last[each.writer] = max(last.get(each.writer, 0), each.number)
     for writer, number in last.items():
-        yield Stretch(writer=writer, after=after.get(writer, 0), last=number)
+        yield ChunkRange(writer=writer, after=after.get(writer, 0), last=number)

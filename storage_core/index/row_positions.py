@@ -1,9 +1,10 @@
 """The current positions of the rows of a segment, and the cache of unpacked segments.
 
 A segment uses the row numbers of the split over which it was built. When rows move, a translation records the new
-positions, and the segment is not rewritten. `Ways` follows the translations from a segment to the live splits. A row
-has no position in three cases (decision 0019). A translation dropped the row, or the split of the row left the table.
-In the third case, a nearer segment covers the row. A nearer segment needs fewer translations to the live split.
+positions, and the segment is not rewritten. `RowTranslations` follows the translations from a segment to the live
+splits. A row has no position in three cases (decision 0019). A translation dropped the row, or the split of the row
+left the table. In the third case, a nearer segment covers the row. A nearer segment needs fewer translations to the
+live split.
 
 `store_translation` stores a translation. `SegmentCache` keeps the unpacked files of segments.
 """
@@ -37,7 +38,7 @@ from storage_core.data.formats.bundle import Expected, TranslationMap, checksum,
 from storage_core.data.rows.keys import Positions, bitmap_of, positions
 from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import segments
-from storage_core.index.segments import Held, Nearest
+from storage_core.index.segments import CoveredRows, Nearest
 from storage_core.log.actions import Add, IndexSegment, Translation
 from storage_core.log.coverage import by_input, members, outputs_with
 from storage_core.store.contract import ObjectStore, create_once
@@ -48,7 +49,7 @@ NOWHERE = -1
 MapOf = Callable[[Translation], TranslationMap]
 """A function that returns the verified map of a translation. Raises the errors of `load_map`."""
 
-PartOf = Callable[[Held], BitMap]
+PartOf = Callable[[CoveredRows], BitMap]
 """A function for a segment over a part of a split. It returns the rows of the split that the segment covers.
 
 Raises the errors of `segments.load`.
@@ -56,7 +57,7 @@ Raises the errors of `segments.load`.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Places:
+class RowPositions:
     """The position of each row of a segment.
 
     Row `i` of the segment is row `row[i]` of the split `splits[split[i]]`. If `split[i]` is `NOWHERE`, the row is in no
@@ -83,7 +84,7 @@ class Places:
         return own, self.row[own].astype(np.int64)
 
 
-def part_in(store: ObjectStore, held: Held) -> BitMap:
+def read_covered_rows(store: ObjectStore, held: CoveredRows) -> BitMap:
     """Return the rows of a split that a segment covers. The segment was built over a part of the split.
 
     Makes one GET. Raises the errors of `load`.
@@ -96,7 +97,7 @@ def once(part_of: PartOf) -> PartOf:
     """Return a function that calls `part_of` only once for each part."""
     found: dict[tuple[str, str], BitMap] = {}
 
-    def remembered(held: Held) -> BitMap:
+    def remembered(held: CoveredRows) -> BitMap:
         key = held.segment.path, held.member.split
         if key not in found:
             found[key] = part_of(held)
@@ -133,7 +134,7 @@ def read_map(data: bytes, translation: Translation) -> TranslationMap:
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class RowTranslations:
     """The translations from the rows of segments to the current positions of these rows in some live splits."""
 
     live: Collection[str]
@@ -150,9 +151,9 @@ class Ways:
         *,
         map_of: MapOf,
         part_of: PartOf,
-    ) -> Ways:
+    ) -> RowTranslations:
         """Return the paths from these segments through these translations to the splits in `live`."""
-        return Ways(live, Nearest.of(segments), by_input(translations), map_of, part_of)
+        return RowTranslations(live, Nearest.of(segments), by_input(translations), map_of, part_of)
 
     def translations(self, segment: IndexSegment) -> list[Translation]:
         """Return the translations that rows of the segment may have passed through."""
@@ -165,7 +166,7 @@ class Ways:
                     waiting.extend(each.outputs)
         return list(found.values())
 
-    def places(self, segment: IndexSegment) -> Places:
+    def row_positions(self, segment: IndexSegment) -> RowPositions:
         """Return the positions of the rows of a segment.
 
         Memory is that of the maps and about 30 bytes per row. Raises the errors of `map_of` and `part_of`.
@@ -176,21 +177,21 @@ class Ways:
         for member in members(segment):
             if member.split not in self.live and member.split not in self.moved:
                 continue
-            held, rows = Held(segment, member), np.arange(member.rows)
+            held, rows = CoveredRows(segment, member), np.arange(member.rows)
             built = rows if member.origins is None else positions(self.part_of(held))
             for name, own, there in self._followed(member.split, member.start + rows, built, segment):
                 if name not in splits:
                     splits.append(name)
                 split[own], row[own] = splits.index(name), there
-        return Places(tuple(splits), split, row)
+        return RowPositions(tuple(splits), split, row)
 
-    def unanswered(self, split: str, rows: int, segments: Collection[IndexSegment]) -> BitMap:
+    def uncovered_rows(self, split: str, rows: int, segments: Collection[IndexSegment]) -> BitMap:
         """Return the rows of a live split that none of these segments covers. The split has `rows` rows."""
         covered = reduce(BitMap.__or__, (self._in(split, each) for each in segments), BitMap())
         return BitMap(range(rows)) - covered
 
     def _in(self, split: str, segment: IndexSegment) -> BitMap:
-        return bitmap_of(self.places(segment).within(split)[1])
+        return bitmap_of(self.row_positions(segment).within(split)[1])
 
     def _followed(
         self, split: str, own: Positions, rows: Positions, segment: IndexSegment
@@ -326,7 +327,7 @@ class SegmentCache:
         """
         return self._entry(f"{name}-{checksum(source.encode())}", files)
 
-    def passing(self, files: Mapping[str, bytes | memoryview]) -> Path:
+    def write_temporary(self, files: Mapping[str, bytes | memoryview]) -> Path:
         """Write these files to a new directory and return the directory. The files are not cached."""
         filled = self._new()
         filled.mkdir()
@@ -338,7 +339,7 @@ class SegmentCache:
         found = None if self._kept is None else self._linked(self._kept.path / name)
         if found is not None:
             return found
-        filled = self.passing(files())
+        filled = self.write_temporary(files())
         if self._kept is not None:
             with suppress(OSError):  # this search can use the files even without the cache
                 self._keep(filled, name, self._kept)

@@ -113,7 +113,7 @@ def _as_declared(step: Step, text: str, target: Target, chosen: Mapping[str, Any
 def _declared_raw_log(name: str) -> DeclaredRawLog:
     from pipelines.tables import read_raw_logs, tables_folder
 
-    return read_raw_logs(tables_folder()).named(name)
+    return read_raw_logs(tables_folder()).find(name)
 
 
 def _is_offered(step: Step, of: Described) -> bool:

@@ -28,7 +28,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from storage_core.base.errors import InvalidInput, out_of_memory, unavailable
-from storage_core.base.process import require_headroom
+from storage_core.base.process import check_free_resources
 from storage_core.base.text import choice_of, listed, quoted
 from storage_core.data.rows.keys import Positions
 from storage_core.data.rows.vectors import Floats
@@ -196,7 +196,7 @@ class _Column:
     def _values(self, listed: Sequence[object]) -> list[Scalar]:
         size = sum(len(each) for each in listed if isinstance(each, str))
         # If Arrow runs out of memory here, Arrow ends the process.
-        with require_headroom(f"values to look for in {self._name!r}", size=_COPIES * size):
+        with check_free_resources(f"values to look for in {self._name!r}", size=_COPIES * size):
             return [self._scalar(each) for each in listed]
 
     def _scalar(self, value: object) -> Scalar:

@@ -33,8 +33,8 @@ from storage_core.engine.sandbox.result import Result
 from storage_core.engine.session import literally, session, sql_type
 from storage_core.engine.statement import TABLE
 from storage_core.log.actions import Add
-from storage_core.read.verified import UNKNOWN, Columns
-from storage_core.split.hidden_rows import deleted_rows
+from storage_core.read.verified_files import UNKNOWN, Columns
+from storage_core.split.deletion_vectors import deleted_rows
 from storage_core.split.read import conform_split
 from storage_core.store.contract import ObjectStore
 from storage_core.store.pieces import KeptValues

@@ -82,7 +82,7 @@ class Pieces:
         return replace(self, rewindowed=[self.rewindowed[place] for place in joined], merges=chosen)
 
 
-def owed(
+def find_pieces(
     snapshot: Snapshot,
     *,
     now_ms: int,
@@ -164,7 +164,7 @@ class Task(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class WindowDebt:
+class PendingCompaction:
     """The pending compaction of one window: its input, the number of its `merges`, and its reasons.
 
     The compaction reads `bytes` and writes about `live_bytes`. The compaction needs at least one GET per split in
@@ -209,7 +209,7 @@ class NextRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Debt:
+class PendingWindow:
     """The pending task of one window. `reasons` are the reasons of the policy or of this module.
 
     `splits`, visible `rows` and `bytes` are the input of the task: the splits to merge, to remove, or to wait for. If
@@ -229,7 +229,7 @@ class Debt:
     skipped: tuple[Skipped, ...] = ()
 
 
-def debt(snapshot: Snapshot, *, now_ms: int, mode: Mode = Mode.FINALIZE) -> list[Debt]:
+def find_pending_windows(snapshot: Snapshot, *, now_ms: int, mode: Mode = Mode.FINALIZE) -> list[PendingWindow]:
     """Return the windows that have a task at `now_ms`, in ascending order. The null window is last.
 
     An expired window is not compacted, so it is listed once. A window is also listed for `RESORT` if some of its splits
@@ -240,10 +240,10 @@ def debt(snapshot: Snapshot, *, now_ms: int, mode: Mode = Mode.FINALIZE) -> list
     """
     leaving = planner.plan_expiry(snapshot, retention_ms=snapshot.config.retention_ms, now_ms=now_ms)
     skipped = _skipped(snapshot, now_ms)
-    pieces = owed(snapshot, now_ms=now_ms, mode=mode)
+    pieces = find_pieces(snapshot, now_ms=now_ms, mode=mode)
     runs = next_runs(pieces.first())
     compacted = [
-        Debt(
+        PendingWindow(
             window_start=each.window_start,
             task=Task.COMPACT,
             reasons=each.reasons,
@@ -264,7 +264,7 @@ def debt(snapshot: Snapshot, *, now_ms: int, mode: Mode = Mode.FINALIZE) -> list
     return sorted(found, key=lambda each: by_start(each.window_start))
 
 
-def window_debts(chosen: Chosen) -> list[WindowDebt]:
+def group_by_window(chosen: Chosen) -> list[PendingCompaction]:
     """Return the windows of the selected merges, with the bytes that the merges read and write.
 
     The order stays the same.
@@ -288,7 +288,7 @@ def window_debts(chosen: Chosen) -> list[WindowDebt]:
     windows = [found.window(group) for group in merges.group[first].tolist()]
     why = [named[mask] for mask in reasons]
     columns = (windows, splits, rows, bytes_, live_bytes, counts, outputs, why)
-    return [WindowDebt(*each) for each in zip(*columns, strict=True)]
+    return [PendingCompaction(*each) for each in zip(*columns, strict=True)]
 
 
 def next_runs(pieces: Pieces) -> dict[int | None, NextRun]:
@@ -325,14 +325,14 @@ def _skipped(snapshot: Snapshot, now_ms: int) -> Mapping[int | None, _Found]:
     return found
 
 
-def _by_window(pieces: Pieces) -> list[WindowDebt]:
+def _by_window(pieces: Pieces) -> list[PendingCompaction]:
     reason = SORT_SCHEMA if pieces.mode is Mode.RESORT else COARSEN
-    return [*window_debts(pieces.merges), *_rewindowed(pieces.rewindowed, reason)]
+    return [*group_by_window(pieces.merges), *_rewindowed(pieces.rewindowed, reason)]
 
 
-def _resorted(snapshot: Snapshot, now_ms: int) -> Iterator[Debt]:
-    for each in _by_window(owed(snapshot, now_ms=now_ms, mode=Mode.RESORT)):
-        yield Debt(
+def _resorted(snapshot: Snapshot, now_ms: int) -> Iterator[PendingWindow]:
+    for each in _by_window(find_pieces(snapshot, now_ms=now_ms, mode=Mode.RESORT)):
+        yield PendingWindow(
             window_start=each.window_start,
             task=Task.RESORT,
             reasons=each.reasons,
@@ -343,7 +343,7 @@ def _resorted(snapshot: Snapshot, now_ms: int) -> Iterator[Debt]:
         )
 
 
-def _rewindowed(tasks: Sequence[RewindowTask], reason: str) -> Iterator[WindowDebt]:
+def _rewindowed(tasks: Sequence[RewindowTask], reason: str) -> Iterator[PendingCompaction]:
     """Yield the pending rewrites into windows of another duration (decision 0006).
 
     There is one entry per current window.
@@ -361,7 +361,7 @@ def _rewindowed(tasks: Sequence[RewindowTask], reason: str) -> Iterator[WindowDe
             written.add(target)
     for window, adds in inputs.items():
         rows, size = sum(add.visible_rows for add in adds), sum(add.size for add in adds)
-        yield WindowDebt(
+        yield PendingCompaction(
             window_start=window,
             splits=len(adds),
             rows=rows,
@@ -373,9 +373,9 @@ def _rewindowed(tasks: Sequence[RewindowTask], reason: str) -> Iterator[WindowDe
         )
 
 
-def _expired(window: planner.ExpiredWindow) -> Debt:
+def _expired(window: planner.ExpiredWindow) -> PendingWindow:
     """Return the debt of an expired window. The removal of a window writes only a commit."""
-    return Debt(
+    return PendingWindow(
         window_start=window.window_start,
         task=Task.EXPIRE,
         reasons=(RETENTION,),
@@ -385,8 +385,8 @@ def _expired(window: planner.ExpiredWindow) -> Debt:
     )
 
 
-def _waiting(window: int | None, found: _Found) -> Debt:
-    return Debt(
+def _waiting(window: int | None, found: _Found) -> PendingWindow:
+    return PendingWindow(
         window_start=window,
         task=Task.WAIT,
         reasons=(SKIPPED,),

@@ -1,9 +1,9 @@
 """The parts of segments that a read needs: bitmaps for some values, and positions for some keys.
 
-`Reading` reads columns of a bitmap segment. It reads only the values that a read uses, and only the bitmaps that the
-read needs. The values are stored before the directory, which is at the end of a segment. In most segments, one request
-of `TAIL_BYTES` reads the values and the directory. In a small segment, this request also reads the bitmaps. Each part
-and each bitmap is verified by its own checksum.
+`SegmentReader` reads columns of a bitmap segment. It reads only the values that a read uses, and only the bitmaps that
+the read needs. The values are stored before the directory, which is at the end of a segment. In most segments, one
+request of `TAIL_BYTES` reads the values and the directory. In a small segment, this request also reads the bitmaps.
+Each part and each bitmap is verified by its own checksum.
 
 `KeyReading` uses the segments of the primary-key index. It finds the rows of a split that may have some keys. If a
 segment was built over a whole split, `KeyReading` fetches only the blocks that may contain a key. The log determines
@@ -11,9 +11,9 @@ the positions of the blocks, so the first request already reads the needed block
 fetches twice as many neighbouring blocks as the previous request. After many lookups, a few requests have fetched the
 whole segment. If a segment was built over a part of a split, `KeyReading` fetches the whole segment.
 
-`Moves` translates row numbers of segments to row numbers of a live split. A read needs this if the segments were built
-over other splits or over parts of the split. A segment selects rows by its own row numbers. The maps of translations
-contain the current positions of these rows (decision 0019).
+`RowTranslator` translates row numbers of segments to row numbers of a live split. A read needs this if the segments
+were built over other splits or over parts of the split. A segment selects rows by its own row numbers. The maps of
+translations contain the current positions of these rows (decision 0019).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import primary_key, segments
 from storage_core.index.bitmap import ColumnBitmaps, ColumnValues, column_files, column_values
 from storage_core.index.damage import REBUILD
-from storage_core.index.places import PartOf, Places, Ways, once, read_map
 from storage_core.index.primary_key import Layout
-from storage_core.index.segments import Answering, AnsweringOf, Held, answering
+from storage_core.index.row_positions import PartOf, RowPositions, RowTranslations, once, read_map
+from storage_core.index.segments import AnsweringOf, CoveredRows, CoveringSegments, covering_segments
 from storage_core.log.actions import Add, IndexSegment, Translation
 from storage_core.log.coverage import Member, members
 from storage_core.log.snapshot import Snapshot
@@ -58,7 +58,7 @@ _FOLLOWING: Final = Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class SurvivingRows:
     """The `rows` of a split that may match. `is_told` is True if segments cover every row of the split."""
 
     rows: BitMap
@@ -66,7 +66,7 @@ class Left:
 
 
 @dataclass(slots=True)
-class Moves:
+class RowTranslator:
     """Translates row numbers of segments to row numbers in a live split.
 
     `requests` and `read_bytes` are the cost of fetching the maps if nothing is cached on disk.
@@ -74,13 +74,13 @@ class Moves:
 
     store: ObjectStore
     add: Add
-    answering: Answering
+    answering: CoveringSegments
     kept: KeptValues
     cached: CachedPieces
     requests: int = 0
     read_bytes: int = 0
 
-    def left(self, matching: Mapping[str, BitMap | None], part_of: PartOf) -> Left:
+    def surviving_rows(self, matching: Mapping[str, BitMap | None], part_of: PartOf) -> SurvivingRows:
         """Return the rows of the split that may match.
 
         A row that no segment covers may match.
@@ -107,14 +107,14 @@ class Moves:
             [(segment, member)] = whole
             met = matching[segment.path]
             every = BitMap(range(member.start, member.start + member.rows))
-            return Left((every if met is None else met & every).shift(-member.start), is_told=True)
+            return SurvivingRows((every if met is None else met & every).shift(-member.start), is_told=True)
         maps = dict(zip(translations, all_of(self._map, translations, _AT_ONCE), strict=True))
         parts, leading = once(part_of), {self.add.path, *(split for each in translations for split in each.inputs)}
         for segment in self.answering.segments:  # the parts are read before the lock is taken
             for member in members(segment):
                 if member.origins is not None and member.split in leading:
-                    parts(Held(segment, member))
-        ways = Ways.of(
+                    parts(CoveredRows(segment, member))
+        ways = RowTranslations.of(
             {self.add.path},
             self.answering.segments,
             translations,
@@ -134,13 +134,13 @@ class Moves:
                 of_segment = np.zeros(segment.numRecords, np.bool_)
                 of_segment[positions(met)] = True
                 may[there] = of_segment[own]
-        return Left(bitmap_of(np.flatnonzero(may)), told == rows)
+        return SurvivingRows(bitmap_of(np.flatnonzero(may)), told == rows)
 
-    def _places(self, segment: IndexSegment, ways: Ways) -> Places:
+    def _places(self, segment: IndexSegment, ways: RowTranslations) -> RowPositions:
         beside = [each.path for each in self.answering.segments] + [each.path for each in self.answering.translations]
         name = (segment.path, segment.xxh3, "places in", self.add.path, *beside)
         with _FOLLOWING:
-            return self.kept.made(name, Places, lambda: ways.places(segment), lambda each: each.size_bytes)
+            return self.kept.made(name, RowPositions, lambda: ways.row_positions(segment), lambda each: each.size_bytes)
 
     def _map(self, translation: Translation) -> TranslationMap:
         def fetched() -> bytes:
@@ -188,7 +188,7 @@ class _Column:
 
 
 @dataclass(slots=True)
-class Reading:
+class SegmentReader:
     """A reader of one segment for one operation.
 
     It fetches a column when the column is requested, and a bitmap when the bitmap is read.
@@ -330,27 +330,27 @@ class BitmapParts:
         return found
 
     def answering(self, snapshot: Snapshot, definition: IndexDefinition) -> AnsweringOf:
-        """Return the result of `segments.answering`, which is computed once per snapshot and definition.
+        """Return the result of `segments.covering_segments`, which is computed once per snapshot and definition.
 
         Makes no request.
         """
         found = self._answering.get(definition.name)
         if found is None or found[0] is not snapshot or found[1] != definition:
-            found = self._answering[definition.name] = snapshot, definition, answering(snapshot, definition)
+            found = self._answering[definition.name] = snapshot, definition, covering_segments(snapshot, definition)
         return found[2]
 
-    def holds(self, found: Answering, columns: Collection[str]) -> bool:
+    def holds(self, found: CoveringSegments, columns: Collection[str]) -> bool:
         """Return True if the values of these columns and the translation maps are cached, so no request is needed."""
         names = [_name(segment, column) for segment in found.segments for column in columns]
         return all(self._kept.get(name) is not None for name in (*names, *map(map_name, found.translations)))
 
-    def reading(self, store: ObjectStore, segment: IndexSegment, definition: IndexDefinition) -> Reading:
+    def reading(self, store: ObjectStore, segment: IndexSegment, definition: IndexDefinition) -> SegmentReader:
         """Return a reader of a segment of the index `definition`. The results of the reader are cached."""
-        return Reading(store, segment, definition, self._kept, self._cached)
+        return SegmentReader(store, segment, definition, self._kept, self._cached)
 
-    def moves(self, store: ObjectStore, add: Add, found: Answering) -> Moves:
+    def moves(self, store: ObjectStore, add: Add, found: CoveringSegments) -> RowTranslator:
         """Return the object that translates row numbers of segments to row numbers of a split. The maps are cached."""
-        return Moves(store, add, found, self._kept, self._cached)
+        return RowTranslator(store, add, found, self._kept, self._cached)
 
 
 def _piece(part: bundle.Part) -> Piece:
@@ -380,7 +380,7 @@ class KeyReading:
 
     store: ObjectStore
     add: Add
-    answering: Answering
+    answering: CoveringSegments
     kept: KeptValues
     requests: int = 0
     read_bytes: int = 0
@@ -398,9 +398,9 @@ class KeyReading:
         only = self.answering.segments[0]
         if not self.answering.translations and only.origins is None:
             return found[only.path]
-        moves = Moves(self.store, self.add, self.answering, self.kept, self.kept.cached)
+        moves = RowTranslator(self.store, self.add, self.answering, self.kept, self.kept.cached)
         matching = {path: bitmap_of(rows) for path, rows in found.items()}
-        left = moves.left(matching, self._part_rows)
+        left = moves.surviving_rows(matching, self._part_rows)
         self.requests += moves.requests
         self.read_bytes += moves.read_bytes
         return positions(left.rows) if left.is_told else None
@@ -441,7 +441,7 @@ class KeyReading:
 
         return self.kept.made(_key_file(segment, "keys"), HashedRows, read, lambda each: each.size_bytes)
 
-    def _part_rows(self, held: Held) -> BitMap:
+    def _part_rows(self, held: CoveredRows) -> BitMap:
         segment, member = held.segment, held.member
 
         def read() -> BitMap:
@@ -492,7 +492,7 @@ class KeyReading:
         identity, size = segments.segment_id(segment), layout.block_bytes
 
         def mark(data: Data) -> str:
-            return _SOUND if primary_key.is_sound(data, layout, identity) else "another"
+            return _SOUND if primary_key.is_valid_block(data, layout, identity) else "another"
 
         fetch, cached = functools.partial(self._range, segment), self.kept.cached
         pieces = Pieces(self.store.uri, segment.path, segment.xxh3, cached, fetch, advice=REBUILD)
@@ -534,7 +534,7 @@ def index_of(snapshot: Snapshot) -> tuple[IndexDefinition, AnsweringOf] | None:
     key = snapshot.config.primary_key
     defined = (each for each in snapshot.config.indexes if each.kind == "primary_key" and each.columns == key)
     found = next(defined, None)
-    return None if found is None or not snapshot.segments else (found, answering(snapshot, found))
+    return None if found is None or not snapshot.segments else (found, covering_segments(snapshot, found))
 
 
 def layout_of(segment: IndexSegment) -> Layout:

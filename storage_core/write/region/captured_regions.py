@@ -328,7 +328,7 @@ class Captured:
 
     @property
     def raw_parts(self) -> tuple[()]:
-        """Return an empty tuple, because no record comes from a raw log (`read.unmerged`)."""
+        """Return an empty tuple, because no record comes from a raw log (`read.unmerged_records`)."""
         return ()
 
     def above(self, snapshot: Snapshot, *, keys: pa.Table | None = None) -> pa.Table:

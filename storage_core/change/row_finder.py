@@ -1,11 +1,11 @@
 """Search for the live rows that a statement changes, by a condition or by keys.
 
 The search does not read splits and row groups that statistics or indexes exclude. If the log's statistics show that
-every row of a split matches the condition, the split is not read either. `used` reads the row groups. The position of a
-row is its position in the file. Deleted rows also have a position. `ByCondition` finds rows by a filter. `ByKeys` finds
-rows by keys, and uses the bounds of splits and row groups.
+every row of a split matches the condition, the split is not read either. `read_row_groups` reads the row groups. The
+position of a row is its position in the file. Deleted rows also have a position. `ByCondition` finds rows by a filter.
+`ByKeys` finds rows by keys, and uses the bounds of splits and row groups.
 
-Memory: at most two bytes per found row, in addition to the memory of `used`.
+Memory: at most two bytes per found row, in addition to the memory of `read_row_groups`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from storage_core.read.key_splits import bounds_of_keys
 from storage_core.read.predicate import Compare, Filter, IsNull, Or, Predicate, in_columns, negate
 from storage_core.read.pruning import conditions, groups_left, groups_with, manifests_for, prune_of
 from storage_core.read.row_filter import RowFilter
-from storage_core.read.verified import Verified
+from storage_core.read.verified_files import VerifiedFiles
+from storage_core.split.deletion_vectors import visible
 from storage_core.split.fetch import Footers
-from storage_core.split.hidden_rows import visible
 from storage_core.split.metadata import admitting
 from storage_core.split.read import OpenSplit, Piece, conform_split, open_split, read_together, share_of
 from storage_core.store.contract import ObjectStore
@@ -106,7 +106,7 @@ class _Wanted(Generic[Used]):
         return [self.use(Part(split.add, int(first_rows[piece.group]), rows, self.schema)) for piece, rows in read]
 
 
-def used(
+def read_row_groups(
     use: Callable[[Part], Used],
     store: ObjectStore,
     splits: Sequence[Add],
@@ -211,7 +211,7 @@ class Finder(Protocol):
     def rows(self, snapshot: Snapshot, splits: Sequence[Add], hidden: Mapping[str, BitMap]) -> dict[str, BitMap]:
         """Return the positions of the live rows in these splits that the statement changes.
 
-        `hidden` contains the deleted rows of each split. Requests and errors are those of `used`.
+        `hidden` contains the deleted rows of each split. Requests and errors are those of `read_row_groups`.
         """
         ...
 
@@ -225,7 +225,7 @@ class ByCondition:
     query: str
     """The name of the statement in error messages."""
     limits: QueryLimits | None = None
-    verified: Verified = field(default_factory=Verified)
+    verified: VerifiedFiles = field(default_factory=VerifiedFiles)
 
     def candidates(self, snapshot: Snapshot) -> Candidates:
         """See `Finder`."""
@@ -258,7 +258,7 @@ class ByCondition:
         for path, places in read.met() if is_exact else read.judged():
             found[path] = found.get(path, BitMap()) | places
         if not is_exact:
-            judge.require_sound()
+            judge.require_valid()
         return found
 
     def predicate(self, snapshot: Snapshot) -> Predicate:
@@ -329,7 +329,7 @@ class _Read:
             return found if rows is None else groups_with(rows, split.footer, found)
 
         store, whole = self.finder.store, self.snapshot.schema
-        return used(use, store, self.splits, schema, whole=whole, groups=groups, footers=footers)
+        return read_row_groups(use, store, self.splits, schema, whole=whole, groups=groups, footers=footers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,7 +400,7 @@ class ByKeys:
 
     store: ObjectStore
     keys: pa.Table
-    verified: Verified = field(default_factory=Verified)
+    verified: VerifiedFiles = field(default_factory=VerifiedFiles)
 
     def candidates(self, snapshot: Snapshot) -> Candidates:
         """See `Finder`. Uses the bounds of the key columns."""
@@ -421,7 +421,9 @@ class ByKeys:
         def places(part: Part) -> tuple[str, Positions]:
             return part.split.path, part.first + self._places(part.rows, part.live(hidden[part.split.path]))
 
-        read = used(places, self.store, splits, fields, whole=snapshot.schema, groups=groups, footers=footers)
+        read = read_row_groups(
+            places, self.store, splits, fields, whole=snapshot.schema, groups=groups, footers=footers
+        )
         with closing(read) as each_part:
             for path, own in each_part:
                 if len(own):

@@ -24,10 +24,10 @@ from pipelines.tables import size
 from storage_core.base.text import counted, first_of
 from storage_core.change.declaration_file import load_optional
 from storage_core.change.declaration_parts import Budgeted, UpkeepOfAllDeclaration
-from storage_core.compact.debt import within
+from storage_core.compact.pending_work import within
 
 if TYPE_CHECKING:
-    from pipelines.upkeep.wanted import Wanted
+    from pipelines.maintenance.due_runs import WantedRun
 
 UPKEEP = "upkeep.yaml"
 ALL = "all tables"
@@ -45,7 +45,7 @@ _MOST_NAMED = 5
 class Deferred:
     """A wanted run that must wait, with the reason."""
 
-    wanted: Wanted
+    wanted: WantedRun
     why: str
 
 
@@ -53,10 +53,10 @@ class Deferred:
 class Choice:
     """The runs to request, and the runs that wait. Both lists begin with the most urgent run."""
 
-    chosen: Sequence[Wanted]
+    chosen: Sequence[WantedRun]
     deferred: Sequence[Deferred] = ()
 
-    def only(self, kept: Sequence[Wanted]) -> Choice:
+    def only(self, kept: Sequence[WantedRun]) -> Choice:
         """Return a choice that requests only these runs. All other chosen runs wait for a free slot."""
         places = {id(each) for each in kept}
         rest = [Deferred(each, "room for runs") for each in self.chosen if id(each) not in places]
@@ -83,7 +83,7 @@ def read_upkeep_of_all(root: Path | None) -> UpkeepOfAllDeclaration:
 
 
 def choose(
-    wanted: Sequence[Wanted],
+    wanted: Sequence[WantedRun],
     of_all: UpkeepOfAllDeclaration,
     *,
     spent: Mapping[str, int],
@@ -101,7 +101,7 @@ def choose(
             same mapping to each call.
     """
     budgets = _Budgets(of_all, spent, now_ms, since_ms)
-    chosen, deferred = list["Wanted"](), list[Deferred]()
+    chosen, deferred = list["WantedRun"](), list[Deferred]()
     for each in sorted(wanted, key=lambda one: one.rank):
         found = budgets.granted(each)
         if isinstance(found, str):
@@ -121,37 +121,37 @@ def quiet(name: str, own: Budgeted, of_all: Budgeted, now_ms: int) -> str | None
 
 
 @dataclass(slots=True)
-class Limit:
-    """The state of one budget. It has `most` bytes per hour, and `spent` of them are used.
+class BudgetState:
+    """The state of one budget. `max_bytes` is the limit per hour. Runs have used `used_bytes` of this limit.
 
     If `is_saved` is set, the remaining bytes are reserved for one piece.
     """
 
     of: str
-    most: int
-    spent: int
+    max_bytes: int
+    used_bytes: int
     is_saved: bool = False
 
     @property
-    def left(self) -> int:
+    def remaining_bytes(self) -> int:
         """The number of bytes that may still be granted."""
-        return 0 if self.is_saved else max(0, self.most - self.spent)
+        return 0 if self.is_saved else max(0, self.max_bytes - self.used_bytes)
 
     def takes(self, piece: int) -> bool:
         """Return whether the piece may begin, because it fits or because it would run alone."""
-        return piece <= self.left or not (self.spent or self.is_saved)
+        return piece <= self.remaining_bytes or not (self.used_bytes or self.is_saved)
 
     def defers(self, read_bytes: int) -> bool:
         """Return whether a run that reads this number of bytes must wait.
 
         The run waits if it does not fit and no worthwhile part of it fits.
         """
-        return self.left < read_bytes and self.left * LEAST_PART < self.most
+        return self.remaining_bytes < read_bytes and self.remaining_bytes * LEAST_PART < self.max_bytes
 
     def __str__(self) -> str:
         """Return a text that shows the used part of the budget."""
         saved = ", the rest is reserved for a large step" if self.is_saved else ""
-        return f"bytes_per_hour of {self.of}, {size(self.spent)} of {size(self.most)} used{saved}"
+        return f"bytes_per_hour of {self.of}, {size(self.used_bytes)} of {size(self.max_bytes)} used{saved}"
 
 
 class _Budgets:
@@ -166,9 +166,9 @@ class _Budgets:
     ) -> None:
         self._of_all, self._spent, self._now_ms, self._since_ms = of_all, spent, now_ms, since_ms
         most = of_all.bytes_per_hour
-        self._limits = {} if most is None else {ALL: Limit(ALL, most, sum(spent.values()))}
+        self._limits = {} if most is None else {ALL: BudgetState(ALL, most, sum(spent.values()))}
 
-    def granted(self, wanted: Wanted) -> Wanted | str:
+    def granted(self, wanted: WantedRun) -> WantedRun | str:
         """Return the run with its granted bytes. If the run must wait, return the reason."""
         name, own = wanted.declaration.name, wanted.declaration.upkeep
         if not wanted.is_fresh_data and (why := quiet(name, own, self._of_all, self._now_ms)):
@@ -178,23 +178,23 @@ class _Budgets:
             return wanted
         granted = wanted.due.bytes if wanted.is_fresh_data else self._fitting(wanted, limits)
         if not granted:
-            return str(min(limits, key=lambda each: each.left))
+            return str(min(limits, key=lambda each: each.remaining_bytes))
         for each in limits:
-            each.spent += granted
+            each.used_bytes += granted
         return replace(wanted, granted_bytes=granted)
 
-    def _limits_of(self, name: str, own: Budgeted) -> list[Limit]:
+    def _limits_of(self, name: str, own: Budgeted) -> list[BudgetState]:
         if own.bytes_per_hour is not None and name not in self._limits:
-            self._limits[name] = Limit(name, own.bytes_per_hour, self._spent.get(name, 0))
+            self._limits[name] = BudgetState(name, own.bytes_per_hour, self._spent.get(name, 0))
         return [self._limits[each] for each in (name, ALL) if each in self._limits]
 
-    def _fitting(self, wanted: Wanted, limits: Sequence[Limit]) -> int:
+    def _fitting(self, wanted: WantedRun, limits: Sequence[BudgetState]) -> int:
         """Return the number of bytes that a run may read now, or 0.
 
         A run that can be split gets 25 % more bytes, for rows that land in the meantime.
         """
         pieces = wanted.due.pieces or (wanted.due.bytes,)
-        most, left = min(each.most for each in limits), min(each.left for each in limits)
+        most, left = min(each.max_bytes for each in limits), min(each.remaining_bytes for each in limits)
         if self._is_saved_up_for(wanted.declaration.name, max(pieces), most):
             needed = max(pieces) if _begins(max(pieces), limits) else 0
         else:
@@ -214,7 +214,7 @@ class _Budgets:
         return self._now_ms - self._since_ms.setdefault(name, self._now_ms) >= SAVED_UP_SECONDS * 1000
 
 
-def _begins(piece: int, limits: Sequence[Limit]) -> bool:
+def _begins(piece: int, limits: Sequence[BudgetState]) -> bool:
     """Return whether a piece that has waited may begin.
 
     If it may not, reserve the rest of the budgets for this piece.
@@ -236,6 +236,6 @@ def _part(pieces: Sequence[int], most: int, left: int, least: float) -> int:
     return fitting if is_all or fitting >= least else 0
 
 
-def _alone(pieces: Sequence[int], most: int, limits: Sequence[Limit]) -> bool:
+def _alone(pieces: Sequence[int], most: int, limits: Sequence[BudgetState]) -> bool:
     """Return whether every piece is larger than a budget and one piece may begin."""
     return min(pieces) > most and all(each.takes(max(pieces)) for each in limits)

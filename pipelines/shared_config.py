@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from pipelines.alerts.receivers import ALERTS, read_alerts
+from pipelines.maintenance.budgets import UPKEEP, read_upkeep_of_all
 from pipelines.tables import Problem
-from pipelines.upkeep.budgets import UPKEEP, read_upkeep_of_all
 from storage_core.base.errors import TidemarkError
 from storage_core.change.declaration_file import read_automation
 from storage_core.change.declaration_parts import AUTOMATION

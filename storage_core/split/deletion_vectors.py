@@ -120,7 +120,7 @@ def _object(store: ObjectStore, path: str, add: Add) -> bytes:
 # Actions for a live split that loses rows: the entry with a larger deletion vector, or the removal of the split.
 
 
-def hiding(store: ObjectStore, split: Add, deleted: BitMap, *, rows: int, ids: Ids, now_ms: int) -> Add | Remove:
+def hide_rows(store: ObjectStore, split: Add, deleted: BitMap, *, rows: int, ids: Ids, now_ms: int) -> Add | Remove:
     """Return the action that hides the rows `deleted` of a live split. They include rows that were deleted earlier.
 
     Makes at most one PUT, for a stored vector. Raises the errors of `vector_for`.

@@ -255,7 +255,7 @@ _SETTINGS = ("protocol", "schema_string", "configuration")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class TableEntry:
     """The entry of a table in the catalog, at the version of its content.
 
     `head_commit_id` and `head_timestamp_ms` distinguish the version from another version with the same number.
@@ -275,9 +275,9 @@ class Known:
     configuration: str
 
     @staticmethod
-    def of(snapshot: Snapshot, *, name: str, uri: str, commit_id: str) -> Known:
+    def of(snapshot: Snapshot, *, name: str, uri: str, commit_id: str) -> TableEntry:
         """Return the entry for a snapshot."""
-        return Known(
+        return TableEntry(
             table_id=catalog_id(snapshot),
             name=name,
             uri=uri,
@@ -323,7 +323,7 @@ class Known:
         """
         return self.table_id in (catalog_id(snapshot), snapshot.table_id)
 
-    def same_settings(self, other: Known) -> bool:
+    def same_settings(self, other: TableEntry) -> bool:
         """Return whether both entries have the same protocol, schema and configuration."""
         return all(getattr(self, name) == getattr(other, name) for name in _SETTINGS)
 
@@ -357,7 +357,7 @@ def catalog_id(snapshot: Snapshot) -> str:
     return f"{snapshot.table_id}.{short_hash(f'{made.appId} {made.lastUpdated}')[:16]}"
 
 
-def another_table(known: Known, found_id: str, place: str) -> InvalidInput:
+def another_table(known: TableEntry, found_id: str, place: str) -> InvalidInput:
     """Return the error for a URI with a table that differs from the catalog's entry for this URI."""
     return InvalidInput(
         f"{known.uri}: the catalog {place} has the table {known.table_id} at this location, but the table there is "
@@ -371,16 +371,16 @@ def canonical_json(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def every_known(connection: Connection, *conditions: sa.ColumnElement[bool]) -> list[Known]:
+def every_known(connection: Connection, *conditions: sa.ColumnElement[bool]) -> list[TableEntry]:
     """Return the entries of the tables that match the conditions, ordered by name and URI."""
-    names = [each.name for each in fields(Known)]
+    names = [each.name for each in fields(TableEntry)]
     found = connection.execute(
         sa.select(*(TABLES.c[name] for name in names)).where(*conditions).order_by(TABLES.c.name, TABLES.c.uri)
     )
-    return [Known(**dict(zip(names, row, strict=True))) for row in found]
+    return [TableEntry(**dict(zip(names, row, strict=True))) for row in found]
 
 
-def known_by(connection: Connection, text: str, place: str) -> Known:
+def known_by(connection: Connection, text: str, place: str) -> TableEntry:
     """Return the table with this id, URI or name. Raises `NotFound`, or `InvalidInput` if several tables match."""
     called = sa.or_(TABLES.c.table_id == text, TABLES.c.uri == text, TABLES.c.name == text)
     found = every_known(connection, called)

@@ -34,7 +34,7 @@ from storage_core.data.formats.kinds import (
     with_rows,
 )
 from storage_core.data.formats.mirrors import files_of
-from storage_core.index.segments import Coverage, coverage
+from storage_core.index.segments import Coverage, compute_coverage
 from storage_core.log.actions import Action, Add, CommitInfo, IndexSegment, MergedGenerations, Remove, Translation, Txn
 from storage_core.log.checkpoint import key_of_manifest, read_state
 from storage_core.log.checkpoint import named_keys as keys_of_checkpoint
@@ -43,14 +43,21 @@ from storage_core.log.conflicts import FORGOTTEN, next_recorded_version
 from storage_core.log.coverage import members
 from storage_core.log.listing import Checkpointed
 from storage_core.log.log import TransactionLog, read_tags
-from storage_core.log.published import checkpointed_files, newest_metadata, read_commit
+from storage_core.log.mirror_metadata import checkpointed_files, newest_metadata, read_commit
 from storage_core.log.snapshot import Snapshot, commit_timestamp
 from storage_core.log.versions import read_version
 from storage_core.maintain.collect import Marked, read_plan
 from storage_core.maintain.forget_report import Held, KeptBy
-from storage_core.maintain.forget_search import AT_ONCE, Directory, Found, Judge, directory_of, side_by_side
+from storage_core.maintain.forget_search import (
+    AT_ONCE,
+    Directory,
+    HoldingObjects,
+    RowCondition,
+    directory_of,
+    read_concurrently,
+)
 from storage_core.maintain.roots import Retained
-from storage_core.maintain.walk import keys_of, named_by
+from storage_core.maintain.table_objects import keys_of, named_by
 from storage_core.store.contract import ObjectStore
 from storage_core.store.meter import all_of
 from storage_core.write.region.manifest import read_version as read_region_manifest
@@ -62,7 +69,7 @@ OPERATION = "FORGET"
 """The operation name of these commits in the log."""
 
 
-def holding_segments(head: Snapshot, found: Found, *, strict: bool) -> dict[str, IndexSegment]:
+def holding_segments(head: Snapshot, found: HoldingObjects, *, strict: bool) -> dict[str, IndexSegment]:
     """Return the live segments that contain the rows, by path. Makes requests for manifests only.
 
     Args:
@@ -71,7 +78,7 @@ def holding_segments(head: Snapshot, found: Found, *, strict: bool) -> dict[str,
         strict: True also returns segments with an unknown answer. These segments were built from deleted splits, and
             some of their rows are not in a live split.
     """
-    covered = {each.name: coverage(head, each) for each in head.config.indexes}
+    covered = {each.name: compute_coverage(head, each) for each in head.config.indexes}
     return {
         path: segment
         for path, segment in head.segments.items()
@@ -79,7 +86,7 @@ def holding_segments(head: Snapshot, found: Found, *, strict: bool) -> dict[str,
     }
 
 
-def _holds(segment: IndexSegment, covered: Coverage | None, found: Found, *, strict: bool) -> bool:
+def _holds(segment: IndexSegment, covered: Coverage | None, found: HoldingObjects, *, strict: bool) -> bool:
     answers = {} if covered is None else covered.answers
     if any(segment.path in answers.get(split, ()) for split in found.splits):
         return True
@@ -92,7 +99,7 @@ def _holds(segment: IndexSegment, covered: Coverage | None, found: Found, *, str
     return live < segment.numRecords * _NEARLY_ALL
 
 
-def sources(segment: IndexSegment, found: Found) -> Iterator[bool | None]:
+def sources(segment: IndexSegment, found: HoldingObjects) -> Iterator[bool | None]:
     """Yield, for each source split or generation of the segment, whether it contains the rows.
 
     None means that the source is deleted.
@@ -104,11 +111,11 @@ def sources(segment: IndexSegment, found: Found) -> Iterator[bool | None]:
         yield _of_generation(path, found) if path.startswith(REGIONS_PREFIX) else _of_split(path, found)
 
 
-def _of_split(path: str, found: Found) -> bool | None:
+def _of_split(path: str, found: HoldingObjects) -> bool | None:
     return path in found.splits if found.has_split(path) and path not in found.unread else None
 
 
-def _of_generation(path: str, found: Found) -> bool | None:
+def _of_generation(path: str, found: HoldingObjects) -> bool | None:
     region, directory, *rest = path.removeprefix(REGIONS_PREFIX).split("/")
     is_there = (region, directory) in found.generations
     return None if rest or not is_there else (region, directory) in found.directories
@@ -154,14 +161,14 @@ class Since:
         ]
 
 
-def may_have_held(split: str, version: int, found: Found, since: Since) -> bool:
+def may_have_held(split: str, version: int, found: HoldingObjects, since: Since) -> bool:
     """Return whether a split that was added in this version may have contained the rows."""
     if found.has_split(split):
         return split in found.splits or split in found.unread
     return since.version is None or version <= since.version
 
 
-def names_rows(store: ObjectStore, manifest: str, found: Found, since: Since) -> bool:
+def names_rows(store: ObjectStore, manifest: str, found: HoldingObjects, since: Since) -> bool:
     """Return whether a manifest has an entry of a split that may have contained the rows. One GET."""
     entries = decode_entries(store.get(manifest).data, manifest)
     added = zip(entries.column("path").to_pylist(), entries.column("addedAtVersion").to_pylist(), strict=True)
@@ -175,8 +182,8 @@ class MetadataSearch:
     store: ObjectStore
     head: Snapshot
     retained: Retained
-    judge: Judge
-    found: Found
+    judge: RowCondition
+    found: HoldingObjects
     since: Since
 
     def holding(self) -> Iterator[str]:
@@ -204,7 +211,7 @@ class MetadataSearch:
 
         every, size = self.found.listing.of(*with_rows(Rows.VALUES)), self.found.listing.size
         _ = self.versions, self._actions, self._forgot, self._root  # computed here, before several threads need them
-        for each, holds in side_by_side(lambda each: looks[each.kind](each), every, lambda each: size(each.key)):
+        for each, holds in read_concurrently(lambda each: looks[each.kind](each), every, lambda each: size(each.key)):
             if isinstance(holds, Exception) and not isinstance(holds, NotFound):  # `NotFound`: already deleted
                 raise holds
             if holds is True:
@@ -372,7 +379,7 @@ _TABLE: Final[Mapping[KeyKind, str]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Holders:
+class BlockerSearch:
     """Search for the reasons that keep objects of a table at one point in time.
 
     `versions` are the actions of the existing version files.
@@ -380,7 +387,7 @@ class Holders:
 
     log: TransactionLog
     marked: Marked
-    found: Found
+    found: HoldingObjects
     versions: Mapping[int, Sequence[Action]]
     now_ms: int
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from pipelines.commands import output
-from pipelines.commands.arguments import Json, declared, refuse_beside, resolve
+from pipelines.commands.arguments import Json, declared, reject_combined, resolve
 from pipelines.commands.output import cell, number, window
 from storage_core.base.errors import Corrupt, InvalidInput, TidemarkError
 from storage_core.base.text import counted
@@ -109,7 +109,7 @@ def _refresh(opened: Catalog, names: Sequence[str], *, rebuild: bool, as_json: b
 
     output.records(done(), _OUTCOME, as_json=as_json, nothing="No table is declared here. Name a table.", most=None)
     if not names:
-        declared().require_sound()
+        declared().require_valid()
     if failures:
         raise failures[0]
 
@@ -145,7 +145,7 @@ def _ask(opened: Catalog, words: Sequence[str], options: dict[str, Any], *, expl
             "TABLE, SQL"
         )
     if question not in _QUESTIONS:
-        refuse_beside("a statement", {"--explain": explain, "a word": table}, why="is sent to the database unchanged")
+        reject_combined("a statement", {"--explain": explain, "a word": table}, why="is sent to the database unchanged")
         _statement(opened, question, as_json=as_json)
         return
     if explain:

@@ -24,7 +24,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.log.split_columns import adds_of
 from storage_core.split.context import context_of
 from storage_core.store.contract import ObjectStore
-from storage_core.write.region import generation, unmerged
+from storage_core.write.region import captured_regions, generation
 from storage_core.write.region.generation import may_hold
 from storage_core.write.region.manifest import read_latest
 from storage_core.write.region.merge import IndexedBase, with_index
@@ -43,8 +43,8 @@ def without_older(store: ObjectStore, records: pa.Table, region: str, *, key: Se
     Raises `InvalidInput` if the column was dropped after the records were read.
 
     Cost:
-        The requests to open the table, three requests for the region, and the requests of `unmerged.find`. For each
-        split that may contain a key, the requests of `merge_work.find`.
+        The requests to open the table, three requests for the region, and the requests of `captured_regions.find`. For
+        each split that may contain a key, the requests of `merge_work.find`.
     """
     if not records.num_rows:
         return records
@@ -59,7 +59,7 @@ def without_older(store: ObjectStore, records: pa.Table, region: str, *, key: Se
     if manifest is not None:
         merged = head.merged_generations.get(region, 0)
         waiting = [generation.read(store, region, each) for each in generation.unmerged(store, manifest, merged)]
-        found = unmerged.find(store, waiting, wanted, schema=record_schema(head.schema))
+        found = captured_regions.find(store, waiting, wanted, schema=record_schema(head.schema))
         parts += [_deciding(each, order).select(narrow.names) for each in found]
     held = pa.concat_tables(
         [each.cast(pa.schema(field.with_nullable(nullable=True) for field in narrow)) for each in parts]
