@@ -234,7 +234,7 @@ def check_quarantine(declaration: TableDeclaration, report: Report, clock: Clock
     """Return the result of the check on rejected lines after an ingest. The check examines the whole quarantine.
 
     If the check examined only the lines of this run, it would pass in the next run. A failed check is an error if the
-    rows rejected in 24 hours exceed the limit of the table. Otherwise, it is a warning.
+    rows rejected in 24 hours exceed the limit of the table. Otherwise, the failed check is a warning.
     """
     rejected = mapping(report["details"]).get("rejected", 0)
     with typed_failures():

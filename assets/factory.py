@@ -59,7 +59,7 @@ def build_table_assets(
     distributed: Sequence[AssetKey] = (),
     project: Project = Project(),  # noqa: B008  # the default is immutable
 ) -> list[AssetsDefinition]:
-    """Return the assets of a table in the order of their dependencies. They need the resource `launcher`.
+    """Return the assets of a table in the order of their dependencies. The assets need the resource `launcher`.
 
     Args:
         declaration: The table.
@@ -184,7 +184,8 @@ def _report_up_to_date_assets(
 def _pool(table: str, step: Step) -> str:
     """Return the pool of a step.
 
-    Steps that add rows have their own pool. They therefore do not wait for maintenance of the table (decision 0037).
+    Steps that add rows have their own pool. These steps therefore do not wait for maintenance of the table (decision
+    0037).
     """
     return f"tidemark_{identifier(table)}{'_rows' if step.brings_rows else ''}"
 

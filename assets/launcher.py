@@ -2,8 +2,9 @@
 
 The job runs in a subprocess with Dagster Pipes, or in this process on a shared Spark session.
 
-Both launchers return the same report and report failures in the same way. Assets therefore do not depend on the
-launcher. See docs/architecture/orchestration.md, "Spark". The launcher is the Dagster resource `launcher`.
+The launcher for subprocesses and the launcher for this process return the same report and report failures in the same
+way. Assets therefore do not depend on the launcher. See docs/architecture/orchestration.md, "Spark". The launcher is
+the Dagster resource `launcher`.
 
 If a run does a step for many small tables, all its jobs share one process, `jobs.job_server`. The shared process starts
 with the first job of the run. The shared process ends when the run ends, after one minute without jobs, or when the
@@ -159,7 +160,7 @@ class PipesLauncher(ConfigurableResource):  # type: ignore[type-arg]  # of nothi
 
 
 class InProcessLauncher:
-    """Runs jobs in this process on one Spark session. It serves tests and programs that run several steps.
+    """Runs jobs in this process on one Spark session. Tests and programs that run several steps use this launcher.
 
     The session starts with the first step that needs it, and stays open. The caller must stop the session.
     """

@@ -63,8 +63,8 @@ def metadata_of(report: Report, debt_left: int | None = None) -> dict[str, Metad
     """Return the metadata of a materialization.
 
     The result has the keys of `METADATA`. The key `debt_left` is missing if its value is None. A job can predict its
-    work. The result then also has the keys of `PREDICTED`. It has each key of `PREDICTED_BYTES` for which the number is
-    known. Sizes are in bytes, times in seconds, and prices in the currency of `Prices`.
+    work. The result then also has the keys of `PREDICTED`. The result has each key of `PREDICTED_BYTES` for which the
+    number is known. Sizes are in bytes, times in seconds, and prices in the currency of `Prices`.
 
     Args:
         report: The report of the job. Lists in its `details` are cut at 50 entries. The compute logs contain all
@@ -254,7 +254,7 @@ def metadata_of_asset(declaration: TableDeclaration, project: Project) -> Mappin
 def code_version(declaration: TableDeclaration) -> str:
     """Return the code version.
 
-    It changes if the declaration requires different rows, files, indexes or another order.
+    The code version changes if the declaration requires different rows, files, indexes or another order.
     """
     settings = sorted(declaration.config().to_configuration().items())
     text = repr((to_schema_string(declaration.schema()), settings, declaration.landing))

@@ -58,7 +58,7 @@ def distributed_key(raw_log: str) -> AssetKey:
 
 
 def build_distributed_asset(declaration: RawLogDeclaration, request: Distribute) -> AssetsDefinition:
-    """Return the asset that distributes a raw log to its tables. It needs the resource `launcher`."""
+    """Return the asset that distributes a raw log to its tables. The asset needs the resource `launcher`."""
     name, key = declaration.name, distributed_key(declaration.name)
 
     with warnings.catch_warnings():

@@ -1,16 +1,18 @@
-"""The events that Dagster stores for a run. They contain metrics of the work, for the asset and for each partition.
+"""The events that Dagster stores for a run, with metrics of the work, for the asset and for each partition.
 
-A run without work records an observation. Its zeros therefore do not replace the metrics of earlier work. There is one
-exception. A run without work materializes an asset or partition that was never materialized. The materialization shows
-that the asset or partition is empty. Plots over time and over partitions therefore show only work.
+A run without work records an observation. The zeros of a run without work therefore do not replace the metrics of
+earlier work. There is one exception. A run without work materializes an asset or partition that was never materialized.
+The materialization shows that the asset or partition is empty. Plots over time and over partitions therefore show only
+work.
 
 If a run of Dagster's own backfills does not materialize a partition, Dagster treats the partition as failed. Runs of
-Dagster's own backfills therefore materialize such a partition again with the metrics of earlier work. The metadata
-contains the id of the run that did this work (decision 0038).
+Dagster's own backfills therefore materialize a partition without work again, with the metrics of earlier work. The
+metadata contains the id of the run that did this work (decision 0038).
 
 A step without work gets no run, so no run materializes its asset. The upkeep sensor reports this asset with an event
 that has no run (decision 0038). The UI therefore does not show the asset as missing. An asset without partitions gets
-at most one such event. An asset with partitions gets at most one such event for each window with rows.
+at most one event without a run. An asset with partitions gets at most one event without a run for each window with
+rows.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ DATA_VERSION = "dagster/data_version"
 FAILED_PARTITIONS = "failed_partitions"
 
 METRICS_OF_RUN = "metrics_of_run"
-"""Metadata of a repeated materialization. It identifies the run that did the work."""
+"""Metadata of a repeated materialization. The metadata identifies the run that did the work."""
 
 # This metadata marks an output, and Dagster then logs no other event for the output. Dagster uses the same mark for
 # outputs with events that are already logged. Without an output, Dagster would skip the next steps.
@@ -124,9 +126,9 @@ def materialize_partitions(
 ) -> None:
     """Record the partitions with work, and the requested partitions without rows.
 
-    Each partition gets one event. An event is one row in Dagster's storage. It contains the commit of the partition's
-    own window. Partitions in `failed` get no event. In Dagster's own backfills, all other requested partitions also get
-    an event.
+    Each partition gets one event. An event is one row in Dagster's storage. An event contains the commit of the
+    partition's own window. Partitions in `failed` get no event. In Dagster's own backfills, all other requested
+    partitions also get an event.
     """
     asked = [] if is_of_all_windows(context) else list(context.partition_keys)
     names = [name for name in asked or _touched(report, span) if name not in (failed or {})]

@@ -23,7 +23,7 @@ from storage_core.data.steps import STEPS, TABLE_STEPS, RunOptions, Step, option
 
 @dataclass(frozen=True, kw_only=True)
 class TableStep:
-    """One asset of a table. It contains the step, the index if there is one, the promise, and the preceding assets."""
+    """One asset of a table: the step, the index if there is one, the guarantee, and the preceding assets."""
 
     declaration: TableDeclaration
     step: Step
@@ -79,7 +79,7 @@ def steps_of(declaration: TableDeclaration) -> list[TableStep]:
 
 
 def _assets(step: Step, declaration: TableDeclaration) -> Iterator[tuple[str, str, str | None]]:
-    """Yield the name, the promise and the index of each asset of the step."""
+    """Yield the name, the guarantee and the index of each asset of the step."""
     if "{index}" not in step.asset:
         yield step.asset, step.promise, None
         return
@@ -98,7 +98,7 @@ _MINUTE, _HOUR = 60, 3600
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The windows that are partitions. They start in [first, end), in seconds since the epoch.
+    """The windows that are partitions, with starts in [first, end), in seconds since the epoch.
 
     `end` is the end of the declared range, or the end of the window that contains `now`. Rows of the current day
     therefore have a partition.
@@ -159,7 +159,7 @@ def partitions_of(span: Span) -> TimeWindowPartitionsDefinition:
 
 
 def windows_per_run(span: Span) -> int:
-    """Return the number of windows in one run of Dagster's own backfills. It covers one day, but at least 30 windows.
+    """Return the number of windows in one run of Dagster's own backfills: one day, but at least 30 windows.
 
     A long backfill therefore consists of several runs, which show its progress. Each run has few events.
     """

@@ -1,8 +1,8 @@
 """The SQL catalog for tables with many splits and versions, in SQLite and PostgreSQL.
 
 The benchmark writes the splits into the state of the table without separate commits. A load of this state reads the
-same data as a load of a real log. Each query returns the first page of its result. Its time includes the time to
-connect.
+same data as a load of a real log. Each query returns the first page of its result. The measured time includes the time
+to connect.
 """
 
 from __future__ import annotations

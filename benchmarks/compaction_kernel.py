@@ -5,8 +5,8 @@ each program. The unit is processor seconds on one thread. Each program has its 
 files first, so the measured time does not include its start. The programs run in turns. DuckLake needs another Python,
 so it runs last. The cases are a table with 8 columns, a table with 60 columns, and four times as many splits.
 
-The memory is the growth of a fresh process during its first merge, without mapped files. It is measured for 8 and for
-60 columns. The memory must not depend on the number of columns.
+The memory is the growth of a fresh process during its first merge, without mapped files. The memory is measured for 8
+and for 60 columns. The memory must not depend on the number of columns.
 """
 
 from __future__ import annotations

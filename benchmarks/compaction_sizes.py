@@ -8,15 +8,15 @@ windows and as a whole. The terms are:
   Arrow's default encodings, or encodings that are chosen from a sample, as in splits.
 - "Bare": the files of the peers without page indexes and checksums.
 - "Splits": the splits after a compaction, one per window or one for all rows.
-- "Sorted and chosen": the files of the peers with rows in the order of splits.
+- "Sorted and chosen": files of the peers with the rows in the order of splits, and with chosen encodings.
 - "Packed": splits with the setting `splits.metadata: packed`.
 - "Joined": splits after windows were joined (`compaction.coarsen_to`), days to weeks or hours to days.
 - "Pages": the bytes of the file without footers, indexes and metadata. In windows of a hundred rows, footers, indexes
   and metadata are most of a file.
 
 Reads are measured on two tables with the same rows. One table has 32 sorted splits, made from the rows in arrival
-order. The other table has one split, which is the merge of these 32 splits. The tables have no windows, because windows
-would make queries for a time range faster.
+order. The other table has one split, which is the merge of these 32 splits. Windows would exclude files from queries
+for a time range, so the tables have no windows.
 """
 
 from __future__ import annotations

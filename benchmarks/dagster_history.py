@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 EVENTS, SMALL, A_RUN = 100_000, 400, 200
 MADE_BY_A_RUN, SHOWN = 10, 0.1
-"""The number of partitions per run, and a share of the runs.
+"""The number of partitions per run, and the share of the runs with the newest materializations.
 
-No later run materializes the partitions of this share again.
+No later run materializes the partitions of these runs again.
 """
 TRIES = 3
 AIM_SECONDS = 1.0
@@ -64,7 +64,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 @contextmanager
 def _instance(folder: Path, url: str | None) -> Iterator[DagsterInstance]:
-    """Open an instance with the settings of the package. It uses the database at the URL, or SQLite without a URL."""
+    """Open an instance with the settings of the package, on the database at the URL, or on SQLite without a URL."""
     from pipelines.instance import home, open_instance
     from pipelines.tables import DAGSTER_HOME, POSTGRES
 
@@ -80,7 +80,7 @@ def _instance(folder: Path, url: str | None) -> Iterator[DagsterInstance]:
 
 
 def _fill(instance: DagsterInstance, runs: int) -> str:
-    """Run an asset once. Store its run and events many times, as different runs. Return the id of the last run."""
+    """Run an asset once. Store the run and its events many times, as different runs. Return the id of the last run."""
     from dagster import AssetExecutionContext, AssetMaterialization, DagsterRun, asset, materialize
     from dagster._core.storage.dagster_run import DagsterRunStatus
     from dagster._core.utils import make_new_run_id
@@ -110,7 +110,7 @@ def _fill(instance: DagsterInstance, runs: int) -> str:
 
 
 def _of(event: EventLogEntry, run_id: str, first: int) -> EventLogEntry:
-    """Return the event as if another run had logged it. Its partitions begin with the number `first`."""
+    """Return the event as if another run had logged it. The partitions of the event begin with the number `first`."""
     from dagster import DagsterEventType
 
     found, now = event.dagster_event, time.time()

@@ -178,7 +178,7 @@ def _ducklake(rows: pa.Table, runs: int, *, make: bool) -> Taken:
 
 
 def _delta(rows: pa.Table, runs: int, *, make: bool) -> Taken:
-    """Run the statements on Spark with two cores. Before the measurement, run them once on a few rows."""
+    """Run the statements on Spark with two cores. Before the measurement, run the statements once on a few rows."""
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder, Spark("local[2]") as spark:
         start_with_delta(spark, make=make)
         root, session = Path(folder), spark.session()

@@ -1,11 +1,11 @@
-"""Durable appends of 1,000 rows by a region writer. It measures the time of one append and the rate of many threads.
+"""Durable appends of 1,000 rows by a region writer: the time of one append, and the rate of many threads.
 
-The time of an append begins with the rows as an Arrow table. It ends when the call returns and the rows are durable.
-The peers append the same rows to their own tables on the same disk, with default settings. The peers deltalake and
-DuckLake do not fsync their files.
+The time of an append begins with the rows as an Arrow table. The measured time ends when the call returns and the rows
+are durable. The peers append the same rows to their own tables on the same disk, with default settings. The peers
+deltalake and DuckLake do not fsync their files.
 
 A bare write is a new file with the bytes of our log entry, followed by fsync. A write "under a name" also ensures that
-readers see only complete objects. It consists of write, fsync, link, and fsync of the folder.
+readers see only complete objects. A write "under a name" consists of write, fsync, link, and fsync of the folder.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def _to_peer(own: Taken, peer: str, taken: Taken, aim: float) -> Iterator[Metric
 
 
 def _durable(root: Path, batches: Sequence[pa.Table]) -> tuple[Taken, Taken, Taken]:
-    """Measure our append, the bare write and the write under a name in turns.
+    """Measure three writes in turns: our append, the bare write, and the write that links a name.
 
-    Other load on the machine then affects all three equally. The peers without fsync are measured separately.
+    Other load on the machine then affects all three writes equally. The peers without fsync are measured separately.
     Otherwise, our fsync would also write the unwritten data of these peers.
     """
     table = Table.create(str(root / "ours"), SCHEMA, primary_key=[KEY])

@@ -1,10 +1,10 @@
 """The quality of searches by words, by vector and by both, measured with judgements by people.
 
 The data are fifty news documents. For each pair of documents, people judged the similarity. The data come from the test
-data of a package. Their origin is Lee, Pincombe and Welsh (2005), "An Empirical Evaluation of Models of Text Document
-Similarity". Each document is a query for similar documents. The query consists of the document's rarest words and the
-mean GloVe embedding of its words. The metric is nDCG@10 of the graded judgements. A judgement below "somewhat alike"
-counts as zero. With 50 queries, chance can cause differences of a few hundredths.
+data of a package. The origin of the documents is Lee, Pincombe and Welsh (2005), "An Empirical Evaluation of Models of
+Text Document Similarity". Each document is a query for similar documents. The query consists of the document's rarest
+words and the mean GloVe embedding of its words. The metric is nDCG@10 of the graded judgements. A judgement below
+"somewhat alike" counts as zero. With 50 queries, chance can cause differences of a few hundredths.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Documents = tuple[Sequence[str], Sequence[str], Floats]
 def measure(*, small: bool) -> Iterator[Metric]:
     """Yield nDCG@10 of searches by words, by vector and by both.
 
-    A search by both is compared to the better of the other two searches.
+    A search by words and vector is compared to the better of two searches: only by words, and only by vector.
     """
     judged, others, alike = _made() if small else _people()
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder:
@@ -144,7 +144,7 @@ def _people() -> Documents:
 
 
 def _made() -> Documents:
-    """Return generated documents about two subjects. They only check that the program runs."""
+    """Return generated documents about two subjects. The documents only check that the program runs."""
     subjects = ("tide ebb flood moon harbour", "senate party vote leader minister")
     judged = [f"{subject} number{'abcdef'[place]}" for place in range(6) for subject in subjects]
     alike = np.array([[1.0 if one % 2 == other % 2 else 0.2 for other in range(12)] for one in range(12)])

@@ -2,8 +2,8 @@
 
 The bytes are all bytes that are written for indexes, including translations. Nothing is collected during the benchmark.
 The processor time is the time of the index catch-ups. For comparison, "rebuilding" does the same appends and
-compactions. It builds every segment again after each compaction. Lance appends the same rows and runs
-`optimize_indices` after each append. It runs `compact_files` as often as our side compacts.
+compactions. The comparison builds every segment again after each compaction. Lance appends the same rows and runs
+`optimize_indices` after each append. Lance runs `compact_files` as often as Tidemark compacts.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ ROWS, SMALL_ROWS = 1_000_000, 8_000
 PARTS = 10
 DIMENSIONS = 16
 LEAST_RATIO = 20.0
-"""The smallest ratio of the bytes of segments to the bytes that a move writes for indexes. 20 means at most 5 %."""
+"""The aim for segment bytes divided by the index bytes that a compaction or merge writes. 20 means at most 5 %."""
 
 WORDS = np.array([f"word{each}" for each in range(20_000)])
 INDEXES = [
@@ -50,7 +50,7 @@ SCHEMA = pa.schema(
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the bytes that a compaction and a merge of indexed rows write for indexes. Also yield their durations."""
+    """Yield the bytes that a compaction and a merge of indexed rows write for indexes, and the durations."""
     rows = (SMALL_ROWS if small else ROWS) // PARTS
     layout: dict[str, Any] = {
         "time_column": "at",

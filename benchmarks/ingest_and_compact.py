@@ -1,10 +1,10 @@
 """Ingest and compaction of a year of flights, compared to a sort and a rewrite with plain Spark.
 
-Tidemark and plain Spark share one warm Spark session. Both read the same CSV files, two per month. Tidemark ingests the
-files into sorted daily splits. It then compacts the splits of each day into one split. The measured time includes the
-commits and the checks (MC-1 to MC-4). Plain Spark reads the same files and writes Parquet, partitioned by day and
-sorted within each day. It then rewrites every day into one sorted file. Plain Spark has no log, no checks and no
-statistics of its own.
+The two systems share one warm Spark session. Tidemark and plain Spark read the same CSV files, two per month.
+Tidemark ingests the files into sorted daily splits. Tidemark then compacts the splits of each day into one split. The
+measured time includes the commits and the checks (MC-1 to MC-4). Plain Spark reads the same files and writes Parquet,
+partitioned by day and sorted within each day. Plain Spark then rewrites every day into one sorted file. Plain Spark has
+no log, no checks and no statistics of its own.
 """
 
 from __future__ import annotations

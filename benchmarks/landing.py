@@ -260,7 +260,7 @@ def _cold(root: Path, given: Input, folder: Path) -> None:
 def _run(*words: str, server: str | None = None) -> None:
     """Run a module until it ends.
 
-    It reads the output to the end, so it also waits for the Java process of the module.
+    The function reads the output to the end, so it also waits for the Java process of the module.
     """
     environment = _environment() | ({warm.SERVER: server} if server else {})
     subprocess.run([sys.executable, "-m", *words], cwd=ROOT, env=environment, check=True, capture_output=True)

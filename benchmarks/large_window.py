@@ -2,11 +2,11 @@
 
 The result is a set of splits that do not overlap.
 
-The readings of a fleet arrive in splits of one window. Every split contains all series. The job `compact` merges the
-splits into one sorted run, on Spark with two cores. Each merge reads at most one eighth of the rows. To know what the
-merges read, the benchmark observes the calls from the job to Spark. The memory is the largest peak of a Python worker.
-A worker runs one task at a time. DuckDB reads only the files. It computes the number of rows, a checksum, and the order
-of the files.
+The measurements of many time series arrive in splits of one window. Every split contains all series. The job `compact`
+merges the splits into one sorted run, on Spark with two cores. Each merge reads at most one eighth of the rows. To know
+what the merges read, the benchmark observes the calls from the job to Spark. The memory is the largest peak of a Python
+worker. A worker runs one task at a time. DuckDB reads only the files. DuckDB computes the number of rows, a checksum,
+and the order of the files.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FROM (
 )
 GROUP BY filename ORDER BY first, last
 """
-"""Each file's first and last key as numbers, in the order of the sort schema. Series come first, then latest times."""
+"""Each file's first and last key as numbers, ordered by series and then by time, with the latest time first."""
 
 
 class Watched(Spark):

@@ -1,9 +1,8 @@
 """Searches of 200,000 lines of an access log, each with a different question, compared to tantivy with stored lines.
 
 The log has 10,000 real lines. Each copy of the log is four days later, so many lines have equal scores, as in other
-logs. A question is drawn by the frequency of its words, and no question is asked twice. Both sides return the text of
-ten lines, and the scores of both sides must be equal. The index of tantivy is in memory, and the table is on a local
-disk.
+logs. A question is drawn by the frequency of its words, and no question is asked twice. Tidemark and tantivy return the
+text of ten lines, and their scores must be equal. The index of tantivy is in memory, and the table is on a local disk.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ QUESTIONS = 100
 """The number of questions of each kind."""
 ROWS = 10
 AIMS_MS = {50: 3.0, 95: 8.0}
-"""The greatest milliseconds at these percentiles."""
+"""The maximum time in milliseconds for each percentile."""
 _DAYS = 4
 _WORD = re.compile(r"[a-z]{3,}")
 
@@ -62,7 +61,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
 def _compared(
     name: str, questions: Sequence[str], ours: Callable[[str], list[float]], theirs: Callable[[str], list[float]]
 ) -> Iterator[Metric]:
-    """Yield the percentiles of both sides. Each question is asked once, by both sides in turn."""
+    """Yield the percentiles of both sides. Each side answers each question once, in turn with the other side."""
     times, peers = [], []
     for question in questions:
         found, expected = list[float](), list[float]()

@@ -1,8 +1,9 @@
 """Several ways to sort the keys of a merge.
 
-All have the same result. `compaction_questions` measures the speed of each way.
+All strategies produce the same order of rows. `compaction_questions` measures the speed of each strategy.
 
-Compaction sorts packed keys (decision 0016). This module keeps the other ways so that the measurement can be repeated.
+Compaction sorts packed keys (decision 0016). This module keeps the other strategies so that the measurement can be
+repeated.
 """
 
 from __future__ import annotations

@@ -3,11 +3,12 @@
 All systems use one warm Spark session with two cores and the settings of Tidemark's jobs. Half of the upserts have
 existing keys, and half have new keys, in random order.
 
-Two ways are measured for Tidemark, and both include commits. The first way is the distribute job, followed by the merge
-job. The input is closed segments of a raw log. Each job runs until it has no more work. The second way is only the
-merge job. Its input is ten generations of rows that a writer has flushed. For the peers, one `MERGE` is measured. Its
-input is a Parquet file, or an Arrow table without Spark. Tidemark's input is less prepared, because a raw log contains
-the records in the form in which producers sent them.
+Tidemark is measured in two ways, and both measurements include commits. The first measurement covers the distribute job
+and then the merge job. The input of the distribute job is closed segments of a raw log. Each job runs until it has no
+more work. The second measurement covers only the merge job. The input of the merge job is ten generations of rows that
+a writer has flushed. For the peers, one `MERGE` is measured. The input of a `MERGE` is a Parquet file, or an Arrow
+table without Spark. Tidemark's input is less prepared, because a raw log contains the records in the form in which
+producers sent them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _PRODUCER_ROWS = 10_000
 _CLOSED_S = 1.1
 """The number of seconds after which every segment counts as closed.
 
-It is the setting in `_RAW_LOG` plus a small margin.
+`_CLOSED_S` is the setting `closed_after` in `_RAW_LOG` plus a small margin.
 """
 _TABLE = """
 name: events
@@ -145,7 +146,7 @@ def _merge_all(root: Path, spark: Spark) -> None:
 
 
 def _exhaust(work: Callable[[], str]) -> None:
-    """Run a job repeatedly until it reports no more work. The schedule of the job does the same."""
+    """Run a job repeatedly until it reports no more work, as the schedule of the job does."""
     while work() == "committed":
         continue
 

@@ -87,7 +87,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def in_turns(works: Sequence[Callable[[], object]], runs: int) -> list[float]:
-    """Return the median milliseconds of each function. A turn calls all functions. The first turn does not count."""
+    """Call the functions in turns. Return the median milliseconds of each function, without the first turn."""
     turns = [[1000 * seconds(work) for work in works] for _ in range(runs + 1)]
     return [median(times) for times in zip(*turns[1:], strict=True)]
 

@@ -3,8 +3,8 @@
 A peer is a system that a benchmark compares with Tidemark. Each peer is installed once, into its own folder.
 
 DuckLake needs an older DuckDB, Lance needs many other packages, and Delta Lake on Spark needs JARs. The documents with
-judgements are the data of a package. If a peer cannot be installed, its metric contains the reason and counts as a
-missed aim.
+similarity judgements come from the test data of a Python package. If a peer cannot be installed, its metric contains
+the reason and counts as a missed aim.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def lance_python(*, make: bool) -> Path:
 
 
 def judged_documents(*, make: bool) -> Path:
-    """Return the folder with the judged documents. They are the data of a package.
+    """Return the folder with the judged documents. The documents come from a Python package.
 
     Without `make`, the package must already be installed.
     """

@@ -1,4 +1,4 @@
-"""Processor seconds. They measure the cost of a piece of work for any number of threads and processes.
+"""Processor seconds, which measure the cost of work for any number of threads and processes.
 
 Every ratio "per core" uses processor seconds. Work that takes half the time on two cores is not cheaper.
 """
@@ -24,10 +24,10 @@ time values are user time and system time, first of the process, then of its chi
 
 
 def processor_seconds(work: Callable[[], object]) -> float:
-    """Return the user and system seconds of one call. They include this process and all descendants, even ended ones.
+    """Return the user and system seconds of one call in this process and all descendants, even ended ones.
 
-    Some processes, such as Spark's JVM, still run when the work ends. They are counted only on Linux, in hundredths of
-    a second.
+    Some processes, such as Spark's JVM, still run when the work ends. Processes that still run are counted only on
+    Linux, in hundredths of a second.
     """
     before = _cost()
     work()
@@ -35,9 +35,9 @@ def processor_seconds(work: Callable[[], object]) -> float:
 
 
 def adopt_orphans() -> None:
-    """Adopt descendants when their own parent ends, such as Spark's JVM. Only on Linux.
+    """On Linux, adopt descendants, such as Spark's JVM, when their own parent ends.
 
-    Otherwise, the time of such a descendant would not be counted.
+    Without this adoption, the time of a descendant whose parent has ended would not be counted.
     """
     if _PROC.is_dir():
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

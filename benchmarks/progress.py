@@ -1,8 +1,8 @@
 """The cost of the state for exactly-once ingestion, after ten and after 100,000 files and writers.
 
 Opening a table must not become slower when this state grows. The unit is processor time. One process opens the two
-tables in turns. The other metrics are the costs of steps that use the state. Such a step ingests with a lookup of
-ingested files, commits with its own transaction, or checkpoints new entries.
+tables in turns. The other metrics are the costs of steps that use the state. The steps are an ingest with a lookup of
+ingested files, a commit with its own transaction, and a checkpoint of new entries.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The cost of a Delta mirror for one commit of the table, after ten published versions and after many.
 
-Twenty commits are published one by one, in the same way as a schedule publishes commits. Both logs write two
-checkpoints during this time. Each commit adds a split and removes a split, so the table keeps its size. The metrics
-contain only the requests and bytes of the publications.
+Twenty commits are published one by one, in the same way as a schedule publishes commits. During the twenty commits, the
+table's log and the mirror's log each write two checkpoints. Each commit adds a split and removes a split, so the table
+keeps its size. The metrics contain only the requests and bytes of the publications.
 """
 
 from __future__ import annotations

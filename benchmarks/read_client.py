@@ -1,7 +1,8 @@
 """The cost of a read from S3 with our client, boto3 and obstore. The clients send the same requests in turns.
 
 - "Answers from memory": the server does almost no work, so the benchmark measures the clients.
-- The S3 server of the tests handles one request at a time. It therefore limits all clients.
+- "S3 server of the tests": this server handles one request at a time. This S3 server therefore limits the speed of all
+  clients.
 - "20 ms later": the same S3 server, with a proxy that delays each request.
 
 Each client has one connection pool and does not retry requests. The benchmark copies the bytes of obstore, because our
@@ -136,7 +137,7 @@ def _compared(label: str, place: Place, works: Sequence[Work], runs: int) -> Ite
     clients = _clients(place)
     for work in works:
         found: dict[str, list[Cost]] = {name: [] for name in clients}
-        for turn in range(runs + 1):  # the first turn connects, and does not count
+        for turn in range(runs + 1):  # the first turn opens connections, and does not count
             for name, client in clients.items():
                 cost = _cost(partial(work.run, client))
                 if turn:
@@ -171,7 +172,7 @@ class Cost(NamedTuple):
 def _cost(work: Callable[[], object], who: int = resource.RUSAGE_SELF) -> Cost:
     """Return the cost in this process, or in its ended child processes.
 
-    Servers are running children, so they do not count.
+    The server processes have not ended, so their cost is not included.
     """
     before = resource.getrusage(who)
     wall = seconds(work)

@@ -1,4 +1,4 @@
-"""The memory of reads from remote storage. It measures a scan, a filtered scan of unmerged rows, and a `group by`.
+"""The memory of reads from remote storage: a scan, a filtered scan of unmerged rows, and a `group by`.
 
 The table consists of copies of one split. Only the first copy is on disk. The store creates the other copies during
 reads. The store has no local paths, so the table is read like a table in a bucket. Each read has its own process. The

@@ -1,4 +1,4 @@
-"""Peers for reads. They are table formats and indexes with their own logs, over the same files or rows.
+"""Peers for reads: table formats and indexes with their own logs, over the same files or rows.
 
 DuckLake and Lance run in their own processes during the same run.
 """

@@ -123,7 +123,8 @@ async def _answer_from_memory() -> None:
 class _Slow:
     """A proxy for a server on this machine.
 
-    The proxy delays each request by 20 ms. It counts the requests since the last query for the counts.
+    The proxy delays each request by 20 ms. The proxy counts requests and bytes, and resets the counts when a caller
+    reads the counts.
     """
 
     def __init__(self, port: int) -> None:

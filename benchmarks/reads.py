@@ -1,4 +1,4 @@
-"""The cost of queries, compared to other engines. They run the same queries over the same files in one process.
+"""The cost of queries, compared to other engines. All engines run the same queries on the same files in one process.
 
 The engines run in turns. There are three tables on a local disk: flights by day (365 splits), the same flights in one
 split, and 60 columns in one split. DuckDB and Polars read the files of the splits directly, without a log and without

@@ -1,10 +1,10 @@
 """The cost of queries on remote storage. The queries of `benchmarks.reads` use an S3 API that answers after 20 ms.
 
-DataFusion reads the same objects with its own client, without a log and without verification. Both readers run each
-query three times. The first run has empty caches ("cold"), and the third run follows ten more commits. Each reader must
-find new commits itself. Our table is refreshed before each query, and DataFusion lists the folder again. The processes
-of the query engines are already running. The S3 server of the tests handles one request at a time, so it limits the
-transfer of bytes.
+DataFusion reads the same objects with its own client, without a log and without verification. Tidemark and DataFusion
+run each query three times. The first run has empty caches ("cold"), and the third run follows ten more commits. Each
+reader must find new commits itself. Our table is refreshed before each query, and DataFusion lists the folder again.
+The processes of the query engines are already running. The S3 server of the tests handles one request at a time, so it
+limits the transfer of bytes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Ours:
 
 
 class Theirs:
-    """DataFusion. It caches the metadata of files itself."""
+    """DataFusion, which caches the metadata of files itself."""
 
     def __init__(self, place: Place) -> None:
         self._folder = f"s3://{place.bucket}/{place.name}/splits/"

@@ -1,6 +1,6 @@
 """The cost of a search for ten rows in 200,000 and 5,000,000 lines, compared to tantivy alone and to Lance.
 
-Tantivy has the same lines in memory. It returns addresses and not rows. Lance returns rows. In Lance, a query of
+Tantivy has the same lines in memory. Tantivy returns addresses and not rows. Lance returns rows. In Lance, a query of
 several words matches rows with any of these words.
 """
 

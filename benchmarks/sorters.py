@@ -1,9 +1,9 @@
 """One merge of sorted files by each system that runs in Python. Each system reads all files and writes the result.
 
-All systems write zstd level 3. Tidemark writes a split. It has pages of 1,024 rows with an index and checksums,
-statistics, and row keys. Tidemark also checks MC-1 to MC-4. The copy writes each file unchanged. It has the settings of
-a split, but Arrow's own encodings. The other systems use their default settings. They sort by the same key with nulls
-last.
+All systems write zstd level 3. Tidemark writes a split. A split has pages of 1,024 rows with an index and checksums. A
+split also has statistics and row keys. Tidemark also checks MC-1 to MC-4. The copy writes each file unchanged. The copy
+has the settings of a split, but Arrow's own encodings. The other systems use their default settings. The other systems
+sort by the same key as Tidemark, with nulls last.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 
 class _Job:
-    """The index catch-up of the table. It is a process with its tasks, in its own session of the operating system."""
+    """The process of an index catch-up and its tasks, in their own session of the operating system."""
 
     def __init__(self, uri: str, log: Path) -> None:
         self.log, self._stored = log, Path(uri) / "_indices"

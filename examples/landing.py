@@ -1,4 +1,4 @@
-"""The landed files of the demo. They contain the access log in several files.
+"""The landed files of the demo. Together, the files contain the access log.
 
 The last file arrives late and contains lines for almost every window.
 """
@@ -24,7 +24,7 @@ def on_time(lines: list[str]) -> list[list[str]]:
 def late(lines: list[str]) -> list[str]:
     """Return the lines that arrive last.
 
-    They are every fiftieth line of the log, so almost every window has a late line.
+    The late lines are every fiftieth line of the log, so almost every window has a late line.
     """
     return lines[::LATE_EVERY]
 

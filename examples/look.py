@@ -1,4 +1,4 @@
-"""The end of the demo. It prints one line with the state of each table, and writes the report to a file."""
+"""The end of the demo. The module prints the state of each table in one line and writes the report to a file."""
 
 from __future__ import annotations
 

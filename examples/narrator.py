@@ -1,6 +1,6 @@
 """The output of the demo.
 
-It consists of a headline per step, the metrics of materializations, and tables with answers.
+The output consists of a headline per step, the metrics of materializations, and tables with answers.
 """
 
 from __future__ import annotations

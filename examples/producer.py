@@ -1,4 +1,4 @@
-"""A producer of the demo. It appends the first departures of one airport in 2013 to the raw log, a few rows at a time.
+"""A demo producer that appends the first departures of one airport in 2013 to the raw log, a few rows at a time.
 
     python -m examples.producer JFK
 
@@ -35,7 +35,7 @@ def acknowledged_file(airport: str) -> Path:
 
 
 def departures(airport: str) -> pa.Table:
-    """Return the rows that the airport sends. They have the columns of `tables/departures.yaml`."""
+    """Return the rows that the airport sends. The rows have the columns of `tables/departures.yaml`."""
     found = flights()
     found = found.filter(pc.equal(found.column("origin"), airport)).slice(0, ROWS)
     ids = pa.array([f"{airport}-{number:04}" for number in range(found.num_rows)])

@@ -22,7 +22,7 @@ AIRPORTS = ("EWR", "JFK")
 
 
 def written() -> bool:
-    """Return whether the producers have already written their rows. They write only once."""
+    """Return whether the producers have already written their rows. The producers write only once."""
     return any(acknowledged_file(airport).exists() for airport in AIRPORTS)
 
 

@@ -1,4 +1,4 @@
-"""The command `python -m jobs STEP …`. It runs one step of `storage_core.data.steps` in a separate process."""
+"""The command `python -m jobs STEP …`, which runs one step of `storage_core.data.steps` in a separate process."""
 
 from __future__ import annotations
 

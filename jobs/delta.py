@@ -146,7 +146,7 @@ class DeltaIngest:
         return self.job.report("planned", details=details)
 
     def run(self) -> JobReport:
-        """Ingest every version and return one report. This includes versions that are committed during the run.
+        """Ingest every version, including versions committed during the run, and return one report.
 
         Raises:
             CommitConflict: Another run ingested the same versions.
@@ -296,8 +296,8 @@ class DeltaIngest:
 def append_rows(batches: Iterator[pa.RecordBatch], item: Item) -> Answer:
     """Write the inserted rows as sorted splits. Return the removed rows under the key `deleted` of the answer.
 
-    Cost: memory of about 64 MiB for inserted rows, plus memory for the removed rows. One PUT per split. One PUT to the
-        quarantine per piece with late rows.
+    Cost: memory of about 64 MiB for inserted rows, plus memory for the removed rows. Requests: one PUT per split, and
+        one PUT to the quarantine per piece with late rows.
     """
     target = _Target(item)
     adds: list[Add] = []
@@ -321,7 +321,7 @@ def append_rows(batches: Iterator[pa.RecordBatch], item: Item) -> Answer:
 
 
 def put_rows(batches: Iterator[pa.RecordBatch], item: Item) -> Answer:
-    """Write one part per region. It has a put for each inserted row, and a delete for each key without an inserted row.
+    """Write one part per region, with a put per inserted row and a delete per key without an inserted row.
 
     If the batches contain a row of a key, they must contain all rows of this key.
 

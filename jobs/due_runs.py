@@ -1,4 +1,4 @@
-"""The run that a step of a table needs now. It depends on the table's log and its landing location.
+"""The run that a step of a table needs now, according to the table's log and landing location.
 
 The upkeep sensor calls this module and requests the runs that the module returns. The sensor can miss a tick, a file
 can be late, and a run can be killed. In each case, the next tick finds the work again. A table without work gets no run

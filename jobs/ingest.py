@@ -139,7 +139,7 @@ def _from_files(job: JobRun[Ingest], spec: LandingSpec) -> JobReport:
 
 @dataclass(slots=True)
 class _Found:
-    """The landed files of a run. They come from a listing or from the messages of a queue.
+    """The landed files of a run, from a listing or from the messages of a queue.
 
     Attributes:
         listed: The record of the last listing, for a landing location with a queue.
@@ -331,9 +331,9 @@ def _details(results: Sequence[BatchResult]) -> dict[str, object]:
 
 
 def _far_times(adds: Sequence[Add], job: JobRun[Ingest]) -> dict[str, object]:
-    """Return how many rows are older than the retention. Also return how many are in windows more than a day ahead.
+    """Return the number of rows older than the retention, and the number of rows in windows over a day ahead.
 
-    Usually, the times of such rows were written or parsed incorrectly.
+    If a row is too old or too far ahead, its time was usually written or parsed incorrectly.
     """
     now, config = job.log.clock.now_ms() // 1000, job.before.config
     seconds, kept = config.window_seconds or 0, (config.retention_ms or 0) // 1000
@@ -367,7 +367,7 @@ def _about(spec: LandingSpec, landed: Landed) -> dict[str, object]:
 def _not_read(landed: Landed) -> dict[str, object]:
     """Return the entries of the landing location that no run reads.
 
-    Every run reports them until someone removes them.
+    Every run reports these entries until someone removes the entries.
     """
     return {"not_read": landed.not_read, "not_read_names": landed.not_read_names} if landed.not_read else {}
 

@@ -9,7 +9,8 @@ these lines to the file descriptor `ANSWERS`:
 
 - `{"began": true}` before the job begins.
 - `{"log": …, "level": …}` for each log record of the job.
-- `{"ended": …}` with the report of the job. If the job failed, it contains the failure in the format of `jobs.command`.
+- `{"ended": …}` with the report of the job. If the job failed, the line contains the failure in the format of
+  `jobs.command`.
 
 All other output of a job goes to the output of this process.
 """
@@ -108,7 +109,7 @@ def _failed(job: str, error: TidemarkError, answers: Answers) -> TidemarkError:
 def _may_have_broken_spark(error: TidemarkError | None) -> bool:
     """Return whether Spark is running and the error may come from its JVM.
 
-    Such an error has no specific type, or is `Unavailable`.
+    An error from the JVM has no specific type, or is `Unavailable`.
     """
     return "pyspark" in sys.modules and (type(error) is TidemarkError or isinstance(error, Unavailable))
 

@@ -1,4 +1,4 @@
-"""The process of a job. It handles signals, ends with its parent process, and sends messages to Dagster Pipes.
+"""The process of a job: signals, the end of the parent process, and messages to Dagster Pipes.
 
 A job reacts only to the first SIGINT or SIGTERM. Later signals therefore do not interrupt its cleanup. A job often gets
 several signals. For example, a terminal sends Ctrl-C to all its processes, and Dagster forwards the signal. A person
@@ -129,7 +129,7 @@ def report_to_dagster(report: Mapping[str, object]) -> None:
 
 
 def progress_to_dagster() -> Callable[[int, int], None] | None:
-    """Return a function that logs progress in the Dagster run. It logs the number of finished items and of all items.
+    """Return a function that logs the number of finished items and of all items in the Dagster run.
 
     Return None outside a Dagster run. After `report_to_dagster`, the function logs nothing.
     """

@@ -3,10 +3,10 @@
 Each table has one switch (decision 0037), which is `automation: on` or `off` in its file. The file `automation.yaml`
 contains the default for all tables.
 
-- If the switch of at least one table is on, the upkeep sensor and the schedules start by themselves. They then maintain
-  a table only if its switch is on.
-- If no switch is on, a person must start the upkeep sensor and the schedules. They then maintain all tables except
-  those with the switch off.
+- If the switch of at least one table is on, the upkeep sensor and the schedules start by themselves. The sensor and the
+  schedules then maintain a table only if its switch is on.
+- If no switch is on, a person must start the upkeep sensor and the schedules. The sensor and the schedules then
+  maintain all tables except tables whose switch is off.
 
 All other sensors and schedules, for example those for alerts and for the purge, start in the same way (decision 0037).
 This module imports Dagster only to return the status of sensors and schedules.
@@ -50,7 +50,7 @@ class Automation:
 
     @cached_property
     def starts_by_itself(self) -> bool:
-        """Whether all sensors and schedules start by themselves. They then run until a person stops them."""
+        """Whether all sensors and schedules start by themselves, and run until a person stops them."""
         return any(self._switch(each) == "on" for each in self.tables)
 
     @property

@@ -1,4 +1,4 @@
-"""All Dagster definitions. They are the assets and checks of each table, and the definitions for all tables."""
+"""All Dagster definitions: the assets and checks of each table, and the definitions for all tables."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def build_assets(
 ) -> list[AssetsDefinition]:
     """Return the assets of one table. These assets need the resource `launcher`.
 
-    If raw logs feed the table, their assets run before these assets.
+    The assets of raw logs that feed the table run before the assets of the table.
     """
     file = str(table.file) if table.file else None
     distributed = [distributed_key(each.declaration.name) for each in _feeding(table.declaration, raw_logs)]
@@ -108,7 +108,7 @@ def build_once(
     root: Path | None = None,
     folder: Path | None = None,
 ) -> Definitions:
-    """Return the definitions for all tables together. They are jobs, schedules, the upkeep sensor and housekeeping.
+    """Return the definitions for all tables together: jobs, schedules, the upkeep sensor and housekeeping.
 
     At each tick, the sensor reads the shared settings from `root`, and the declarations of tables from `folder`.
     """

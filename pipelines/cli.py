@@ -1,4 +1,4 @@
-"""The `tidemark` command. It parses arguments. It prints tables for people, or JSON lines for programs.
+"""The `tidemark` command, which parses arguments and prints tables for people, or JSON lines for programs.
 
 Exit codes:
 
@@ -20,7 +20,8 @@ Three measures make commands start fast:
 - Commands that only read a table do not load pandas, even if the `pipeline` extra installed pandas. Arrow imports
   pandas when it first converts Python values to an array, because a value might be a pandas object.
 
-Typer and pydantic find invalid arguments. `usage_error` describes their errors in the style of Tidemark's messages.
+Typer and pydantic find invalid arguments. `usage_error` describes the errors of Typer and pydantic in the style of
+Tidemark's messages.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ class _Validated:
     build: Callable[[], Any]
 
     def deferred(self) -> _Validated:
-        """Return this object. Typer then uses it as the validator."""
+        """Return this object. Typer then uses this object as the validator."""
         return self
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
@@ -285,7 +286,7 @@ _GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "simulate-policy": maintenance.simulate_policy,
     },
 }
-"""The commands under their headings in `tidemark --help`. Each heading lists them in the order of their typical use."""
+"""The commands under their headings in `tidemark --help`. A heading lists its commands in the order of typical use."""
 
 _WITHOUT_PANDAS: Final = frozenset(
     {
@@ -293,11 +294,11 @@ _WITHOUT_PANDAS: Final = frozenset(
         *("metrics", "publish", "recall", "report", "restore", "search", "sql", "status", "tables", "tag"),
     }
 )
-"""The commands that need no pandas. Without this list, Arrow would import pandas for them."""
+"""The commands that need no pandas. Without this list, Arrow would import pandas for commands that need no pandas."""
 
 
 class _Grouped(TyperGroup):
-    """The command `tidemark`. Its help lists the subcommands under their headings."""
+    """The command `tidemark`. The help of `tidemark` lists the subcommands under their headings."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write one section per group. The summaries in all sections begin in the same column."""
@@ -358,8 +359,8 @@ def _version() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    An error is printed as one line on standard error. With `--json`, it is also printed as JSON. An error without a
-    type is a bug in Tidemark. Its traceback is therefore printed too.
+    An error is printed as one line on standard error. With `--json`, the error is also printed as JSON. An error
+    without a type is a bug in Tidemark. The traceback of an error without a type is therefore printed too.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = _asks_for_json(arguments)

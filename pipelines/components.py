@@ -1,8 +1,8 @@
-"""Dagster components for projects of `dg`. Their attributes are the declarations of tables and raw logs.
+"""Dagster components for projects of `dg`. The attributes of a component declare a table or a raw log.
 
-A component has the same fields as `tables/*.yaml` or `raw_logs/*.yaml`. It creates the same definitions as such a file.
-A component has no file for jobs to read. The jobs of a component therefore receive the declaration itself
-(`declaration_file.text_of`, docs/architecture/orchestration.md).
+A component has the same fields as `tables/*.yaml` or `raw_logs/*.yaml`. A component creates the same definitions as a
+file with the same fields. A component has no file for jobs to read. The jobs of a component therefore receive the
+declaration itself (`declaration_file.text_of`, docs/architecture/orchestration.md).
 """
 
 from __future__ import annotations

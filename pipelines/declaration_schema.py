@@ -26,9 +26,9 @@ def schema_text() -> str:
 
 
 def with_templates(schema: JsonSchemaValue) -> JsonSchemaValue:
-    """Return a schema that also accepts a scalar where another type is required. It still rejects unknown fields.
+    """Return a schema that also accepts a scalar where another type is required, but rejects unknown fields.
 
-    The result contains no references. Another schema can therefore contain it without definitions.
+    The result contains no references. Another schema can therefore contain the result without definitions.
     """
     found: JsonSchemaValue = _opened(schema, schema.get("$defs", {}))["anyOf"][0]
     return {**{each: schema[each] for each in _SAID if each in schema}, **found}

@@ -1,4 +1,4 @@
-"""The location of Dagster's history. It is a folder that contains files, or a settings file that selects a database.
+"""The location of Dagster's history: a folder that contains files, or a settings file that selects a database.
 
 This module does not import Dagster.
 """

@@ -1,7 +1,7 @@
 """Dagster definitions that do not belong to a single table.
 
-They are the purge of old runs, the sensor for dead runs, and the assets `report/written` and `catalog/refreshed`. The
-schedule of a raw log also uses this module to check whether a distribution has work.
+The definitions are the purge of old runs, the sensor for dead runs, and the assets `report/written` and
+`catalog/refreshed`. The schedule of a raw log also uses this module to check whether a distribution has work.
 """
 
 # This module omits `from __future__ import annotations`, because Dagster rejects a context with a text annotation.

@@ -40,8 +40,8 @@ BACKFILL, CHECK = "backfill", "check"
 class StepJob(UnresolvedAssetJobDefinition):
     """A job for assets with different partitions, like Dagster's own job for all assets.
 
-    `define_asset_job` rejects such assets, because they have no common partition. A run of this job has the partition
-    of the assets that it selects. A run over all windows has no partition.
+    `define_asset_job` rejects assets with different partitions, because the assets have no common partition. A run of
+    this job has the partition of the assets that it selects. A run over all windows has no partition.
     """
 
     def resolve(

@@ -56,8 +56,8 @@ class Window:
 class Requests:
     """The minimum number of requests that the commits needed.
 
-    A commit needs one PUT for itself and one PUT per object that it wrote. It also needs one GET per split that it
-    replaced.
+    A commit needs one PUT for itself and one PUT per object that it wrote. A commit also needs one GET per split that
+    it replaced.
     """
 
     put: int
@@ -236,7 +236,7 @@ def pairs(name: str, found: Sequence[Pair]) -> str:
 
 
 def line(name: str, points: Sequence[Point]) -> str:
-    """Return a plot with one line over time. The line keeps each value until the next value."""
+    """Return a plot with one line over time. The line stays at each value until the time of the next value."""
     most = max((each.value for each in points), default=0) or 1
     first, last = points[0].at, points[-1].at
     span = max(last - first, 1)
@@ -297,7 +297,7 @@ _PENDING = ("pending", "index lag", "unmerged", "quarantine entries", "next comp
 def page(
     contents: Sequence[Content], *, now_ms: int, prices: Prices, failures: Mapping[str, LastFailure] | None = None
 ) -> str:
-    """Return the HTML text. It contains an overview with one line per table, and one section per table."""
+    """Return the HTML text: an overview with one line per table, and one section per table."""
     known = failures or {}
     lines = [_line(each, known.get(each.looked.place.name), now_ms) for each in contents]
     head = ("table", "status", "rows", "size", "newest row", "commit", *_PENDING, "last failure")

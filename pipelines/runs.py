@@ -151,7 +151,7 @@ def _busy(instance: DagsterInstance, run: DagsterRun, keys: Collection[AssetKey]
 
 
 def _is_over(record: RunRecord, now: dt.datetime) -> bool:
-    """Return whether a run may be requested again. Such a run failed before it began, and its pause is over."""
+    """Return whether a run may be requested again, because the run failed before it began and its pause is over."""
     if record.dagster_run.status is not DagsterRunStatus.FAILURE or record.start_time is not None:
         return False
     return record.update_timestamp.timestamp() + LAUNCH_REST_SECONDS < now.timestamp()
@@ -188,10 +188,10 @@ _logger = logging.getLogger(__name__)
 
 
 def process_tags() -> Mapping[str, str]:
-    """Return the tags of a run that this process executes. They contain the repository and this process.
+    """Return the tags of a run that this process executes. The tags contain the repository and this process.
 
-    With the repository, the UI lists the run under its job. With the process, `end_dead_runs` can later decide whether
-    the run can still continue.
+    With the tag of the repository, the UI lists the run under its job. With the tag of the process, `end_dead_runs` can
+    later decide whether the run can still continue.
     """
     return {**_REPOSITORY, PROCESS: holder_of(None)}
 
@@ -201,8 +201,8 @@ def process_of(run: DagsterRun) -> str:
 
     Return an empty text without such a tag.
 
-    A retry inherits the tags of the failed run. The tag of the retry therefore contains a dead process until the retry
-    sets its own tag.
+    A retry inherits the tags of the failed run. The tag of the retry therefore contains the process of the failed run
+    until the retry sets its own tag.
     """
     process = run.tags.get(PROCESS, "")
     return process if run.parent_run_id is None or process.startswith(f"{run.run_id}@") else ""
@@ -213,9 +213,9 @@ def end_dead_runs(
 ) -> list[str]:
     """Mark each run with a dead process as failed, and free its slots in pools. Return the ids of these runs.
 
-    The function examines only runs of the given job with the given tags. Without these arguments, it examines all runs.
-    The function does not change runs without the tag `PROCESS` and runs of other machines. This machine cannot check
-    the processes of these runs. Idempotent.
+    The function examines only runs of the given job with the given tags. Without a given job and tags, the function
+    examines all runs. The function does not change runs without the tag `PROCESS` and runs of other machines. This
+    machine cannot check the processes of these runs. Idempotent.
     """
     ended: list[str] = []
     for run in instance.get_runs(RunsFilter(job_name=job_name, tags=tags, statuses=NOT_FINISHED_STATUSES)):
@@ -245,8 +245,7 @@ class Purged:
 def purge(instance: DagsterInstance, *, older_than_ms: int, clock: Clock) -> Purged:
     """Delete finished runs that were created more than `older_than_ms` ago. Idempotent.
 
-    Cost: a few queries per deleted run. One query per page of runs, per asset, and per 500 partitions that old runs
-        made.
+    Cost: a few queries per deleted run, and one query per page of runs, per asset, and per 500 partitions of old runs.
     """
     kept = _shown_by_assets(instance, (clock.now_ms() - older_than_ms) / 1000)
     deleted = stayed = 0
@@ -360,8 +359,8 @@ def spent_bytes(instance: DagsterInstance, *, now_ms: int, hour: dt.timedelta = 
 
     The function counts runs that wait, runs that run now, and runs that ended within the last hour.
 
-    The result is therefore never smaller than the number of bytes that runs really read in this hour. If a run ended
-    before it started, it counts as 0 bytes. If an unfinished run was created more than a day ago, it is ignored.
+    The result is therefore never smaller than the number of bytes that runs really read in this hour. A run that ended
+    while it waited to start counts as 0 bytes. If an unfinished run was created more than a day ago, it is ignored.
 
     Cost: one query per `PAGE` runs that changed within the hour or are not finished.
 
@@ -413,8 +412,8 @@ def _records(instance: DagsterInstance, begun: dt.datetime, long_ago: dt.datetim
 def unfinished(instance: DagsterInstance, keys: Iterable[AssetKey], names: Iterable[str]) -> set[str]:
     """Return the partitions that were not made, because an asset's last run failed or was cancelled.
 
-    Cost: three queries per asset. The number of partitions does not matter. Five queries for each run of
-        `tidemark backfill` on these assets that did not succeed.
+    Cost: three queries per asset, for any number of partitions. Each unsuccessful run of `tidemark backfill` on these
+        assets needs five more queries.
 
     Raises:
         Held: A run is working on one of the partitions.

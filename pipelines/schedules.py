@@ -3,8 +3,9 @@
 The upkeep sensor does not request some steps. Each of these steps has one schedule. The schedule has the cron lines of
 all tables and raw logs.
 
-At the time of a cron line, the schedule requests runs for the tables with this line. It does not request a run if such
-a run is waiting or running. Schedules do not make up for missed ticks, because the next tick requests the work again.
+At the time of a cron line, the schedule requests runs for the tables with this line. If a run for the same table and
+step is waiting or running, the schedule does not request another run. Schedules do not make up for missed ticks,
+because the next tick requests the work again.
 
 All schedules are stopped until a person starts them in the UI. Opening the UI therefore changes nothing. If the
 automation of a table is on, the schedules start by themselves (`pipelines.automation`).
@@ -54,10 +55,10 @@ _CHECK_PRIORITY = {PRIORITY: str(USUAL)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """Work that a schedule may request when its cron line is due. It is a run for assets of one table or raw log.
+    """A run, for assets of one table or raw log, that a schedule may request when its cron line is due.
 
-    `reason` takes Dagster's instance. It returns the reason for a run, or a `SkipReason`. `reason` reads storage only
-    if this read is cheap.
+    `reason` takes Dagster's instance. `reason` returns the reason for a run, or a `SkipReason`. `reason` reads storage
+    only if this read is cheap.
     """
 
     declaration: TableDeclaration | RawLogDeclaration

@@ -1,9 +1,9 @@
 """The state of tables, as records for people and programs, and as OpenMetrics text.
 
 The number of requests per table is bounded. If a table cannot be read, the other tables are still read.
-`ExternalBacklogReader` adds state that is not in the log of the table. It consists of landed files, mirrors, and the
-plan of garbage collection. `held_back` returns the reasons why pending maintenance does not start. The metrics are a
-contract (docs/spec.md). The labels of the metrics contain no location.
+`ExternalBacklogReader` adds state that is not in the log of the table. The added state consists of landed files,
+mirrors, and the plan of garbage collection. `held_back` returns the reasons why pending maintenance does not start. The
+metrics are a contract (docs/spec.md). The labels of the metrics contain no location.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def index_lag(status: Status) -> str:
 def held_bytes(status: Status, now_ms: int) -> str:
     """Return the reasons for keeping files that are not live, and how long they are kept.
 
-    The text is empty if no such files are kept.
+    The text is empty if only live files are kept.
     """
     held = status.held
     if held is None:
@@ -192,7 +192,7 @@ class ExternalBacklogReader:
         return {name: table.version - (-1 if version is None else version) for name, version in shown.items()}
 
     def _noted(self, table: Table) -> PendingWork | None:
-        """Return the garbage that the plan contains. The next collection deletes it, unless a version uses it again."""
+        """Return the garbage that the plan contains. The next collection deletes garbage that no version uses again."""
         from storage_core.maintain.collect import Horizon, long_noted
 
         own = table.config.gc_horizon_ms
@@ -281,7 +281,7 @@ class TableStatus:
 
     @property
     def pending(self) -> Mapping[str, PendingWork]:
-        """The pending work by step. If the table does not exist yet, this is only the landed files."""
+        """The pending work by step. If the table does not exist yet, only landed files are pending work."""
         if self.status is not None:
             return self.status.pending
         return {} if self.before.ingest is None else {"ingest": self.before.ingest}
@@ -317,7 +317,7 @@ class TableStatus:
 
     @property
     def rejection_text(self) -> str:
-        """The message about the rejected rows. It is empty if the table does not reject too many rows."""
+        """The message about the rejected rows. The message is empty if the table does not reject too many rows."""
         found = self.status and self.status.rejections
         return rejection_text(found, self._named) if found and self.is_rejecting else ""
 
@@ -329,7 +329,7 @@ class TableStatus:
 
     @property
     def drift_text(self) -> str:
-        """The message about fields and columns that drifted. The message is empty if there were none."""
+        """The message about fields and columns that drifted. The message is empty if nothing drifted."""
         return self.drift_text_about(self.drifted)
 
     def drift_text_about(self, names: Sequence[str]) -> str:
@@ -410,7 +410,7 @@ def collect_open_status(table: Table, place: StatusTarget, clock: Clock, *, with
 _NOT_HELD = frozenset({*(each.name for each in TABLE_STEPS if each.is_fresh), "collect", "wait", "resort"})
 """Steps that never wait for a budget.
 
-These are the steps for fresh data, and the steps that schedules or people request.
+The set contains the steps for fresh data, and the steps that schedules or people request.
 """
 _NOT_STARTED_BY_IT = frozenset({"collect", "wait", "resort"})
 """Steps that the upkeep sensor does not start."""

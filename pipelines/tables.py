@@ -2,8 +2,8 @@
 
 The module returns the content of all valid files, and the problems of all other files.
 
-An invalid file does not affect the other files. Dagster logs its file name, line and field as an error. This module
-does not import Dagster.
+An invalid file does not affect the other files. Dagster logs the invalid file's name, line and field as an error. This
+module does not import Dagster.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from storage_core.write.ingest.landing import landing_overlap
 
 DAGSTER_HOME = "DAGSTER_HOME"
 POSTGRES = "TIDEMARK_DAGSTER_POSTGRES"
-"""The name of an environment variable with the URL of the database. Every process of Dagster needs it."""
+"""The name of an environment variable with the URL of the database. Every process of Dagster needs this variable."""
 LOG_LEVEL = "TIDEMARK_LOG_LEVEL"
 """The name of an environment variable. The variable contains the lowest log level that a terminal shows for runs.
 
@@ -172,8 +172,8 @@ def require_valid(problems: Sequence[Problem]) -> None:
 def tables_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """Return the folder of the declarations.
 
-    It is the folder in `TIDEMARK_TABLES`, or `tables/` in the working directory, or `tables/` in the repository. Raises
-    `NotFound` if `TIDEMARK_TABLES` is not the path of a folder.
+    The folder is the value of `TIDEMARK_TABLES`, or `tables/` in the working directory, or `tables/` in the repository.
+    Raises `NotFound` if `TIDEMARK_TABLES` is not the path of a folder.
     """
     if named := environment.get(TABLES):
         if not Path(named).is_dir():
@@ -204,8 +204,8 @@ def read_tables(folder: Path) -> DeclaredTables:
             declaration = _resolved(load(file), root)
             here = with_locations_above(declaration.uri)
             place = declaration.landing
-            # The Delta table at a landing location may be the mirror of another table. This is safe, because the log of
-            # the Delta table lists the files to read.
+            # The Delta table at a landing location may be the mirror of another table. Such a landing location is safe,
+            # because the log of the Delta table lists the files to read.
             lands = None if place is None or place.is_delta else with_locations_above(place.uri)
             _require_apart(file, here, lands, tables=own, landings=landing)
             _take(declaration, file, taken)
@@ -278,7 +278,8 @@ def _require_apart(
 
     The landing location and the table can each come from this declaration or from an earlier declaration.
 
-    Both locations have the form of `with_locations_above`. Cost: one lookup for each parent location.
+    The locations of the table and of the landed files have the form of `with_locations_above`. Cost: one lookup for
+    each parent location.
     """
     if landing is not None and (table[0] in landing or landing[0] in table):
         raise _in_field(file, "landing", landing_overlap("the table"))

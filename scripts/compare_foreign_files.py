@@ -2,7 +2,7 @@
 
 python -m scripts.compare_foreign_files FOLDER
 
-Each Parquet file is imported twice. It is imported as a file in a folder, and as a landed file. Delta tables and Arrow
+Each Parquet file is imported twice: as a file in a folder, and as a landed file. Delta tables and Arrow
 IPC files are imported once. Imports reject Avro files. The second readers are:
 
 - for Parquet, DuckDB, and also pyarrow if DuckDB's result differs
@@ -256,7 +256,7 @@ def _plain(value: Any) -> Any:
             return "NaN" if math.isnan(value) else value
         case UUID():
             return str(value)
-        case bytes():  # some readers treat such a value as text
+        case bytes():  # some readers treat binary values as text
             return value.decode(errors="surrogateescape")
     return value
 

@@ -1,4 +1,4 @@
-"""Installs Debian packages without user input. It works only on Debian and its derivatives, as root."""
+"""Installs Debian packages without user input. The module works only on Debian and its derivatives, as root."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def loaded_by(text: str, suffix: str) -> list[str]:
 def foreign_assets(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield the address of each file on another host that the site loads.
 
-    Also yield the file of the site that loads it.
+    Also yield the file of the site that loads the address.
     """
     for path in sorted(folder.rglob("*")):
         if path.suffix in (".html", ".css"):
@@ -61,7 +61,7 @@ def foreign_assets(folder: Path) -> Iterator[tuple[str, str]]:
 def main(arguments: list[str]) -> int:
     """Print the addresses on other hosts from which the site in a folder loads.
 
-    Return 1 if there are such addresses.
+    Return 1 if the site loads files from other hosts.
     """
     folder = Path(arguments[0])
     if not (folder / "index.html").is_file():

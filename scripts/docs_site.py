@@ -1,8 +1,8 @@
-"""Hooks of the documentation site (`mkdocs.yml`). They add pages outside `docs/` and rewrite links that leave `docs/`.
+"""Hooks in `mkdocs.yml` that add pages outside `docs/` to the site and rewrite links that leave `docs/`.
 
-The site contains `docs/` and the pages in the root of the repository. It also contains the benchmark results and the
-generated pages in `build/reference`. A link between two pages of the site becomes a link within the site. A link to any
-other file of the repository becomes plain text, because the site does not contain this file.
+The site contains `docs/` and the pages in the root of the repository. The site also contains the benchmark results and
+the generated pages in `build/reference`. A link between two pages of the site becomes a link within the site. A link to
+any other file of the repository becomes plain text, because the site does not contain this file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def anchor(text: str, separator: str) -> str:
 
 
 def diagram(source: str, _language: str, _class: str, _options: Any, _markdown: Any, **_: Any) -> str:
-    """Return a Mermaid diagram as an image. The browser therefore needs no script and no other host for it."""
+    """Return a Mermaid diagram as an image. The browser therefore needs no script and no other host for diagrams."""
     import mmdr
 
     svg = str(mmdr.render(source).svg())
@@ -64,7 +64,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def with_links_of_the_site(markdown: str, page: str) -> str:
-    """Return the Markdown of the page at this path of the site. Its links lead only to pages of the site."""
+    """Return the Markdown of the page at this path of the site, with links only to pages of the site."""
     source = next((name for name, path in OUTSIDE.items() if path == page), f"docs/{page}")
     parts = []
     for text, is_code in _parts(markdown):

@@ -1,8 +1,8 @@
 """Makes `.venv/` match the lock: `python3 -m scripts.environment [LOCK]`. LOCK is `dev` (default) or `demo`.
 
 A stamp in `.venv/` contains a digest of all inputs of the environment. If nothing has changed, a run therefore reads
-only a few files. The environment is created again if its Python is missing. It is also created again if the folder has
-moved, because the programs in `.venv/bin` contain their location.
+only a few files. The environment is created again if its Python is missing. The environment is also created again if
+the folder has moved, because the programs in `.venv/bin` contain their location.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _need_python() -> None:
-    """Continue in a new enough Python. If there is none, print one sentence and end."""
+    """Continue in a new enough Python. If no installed Python is new enough, print one sentence and end."""
     if sys.version_info >= OLDEST:
         return
     for minor in range(14, OLDEST[1] - 1, -1):
@@ -75,7 +75,7 @@ def _stamp() -> dict[str, str]:
 
 
 def _make(lock: Path, *, usable: bool) -> None:
-    """Install the lock and the project.
+    """Install the locked packages and the project.
 
     Install the build tools first, because packages without a wheel need these tools.
 

@@ -69,7 +69,7 @@ def make_environment(path: Path, uv: Path | None = None) -> None:
 
 
 def locked_python(name: str) -> Path:
-    """Return the Python in `.NAME/`. It has the packages of `requirements/NAME.lock`.
+    """Return the Python in `.NAME/`, with the packages of `requirements/NAME.lock`.
 
     If the lock file has changed, the folder is created again. Raises CannotInstallError.
     """

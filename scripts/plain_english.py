@@ -64,7 +64,7 @@ _FEWEST_WORDS_OF_CLAUSE = 6
 class Sentence:
     """A sentence, with the file and the line where its text begins.
 
-    `is_message` is True for text that the program shows. It is False for docstrings, comments and pages.
+    `is_message` is True for text that the program shows. `is_message` is False for docstrings, comments and pages.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""Write the generated pages of the reference. They are the Python API, the commands, the exit codes and the metrics.
+"""Write the generated pages of the reference: the Python API, the commands, the exit codes and the metrics.
 
     python -m scripts.reference_pages [FOLDER]
 

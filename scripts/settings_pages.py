@@ -1,4 +1,4 @@
-"""Copies of the table of settings. They are rows in pages of the docs, and the JSON schema of `tables/*.yaml`.
+"""Copies of the table of settings: rows in pages of the docs, and the JSON schema of `tables/*.yaml`.
 
 `python -m scripts.settings_pages` writes the copies again. A test compares the copies with the files. If a setting is
 new, the program adds its row below the row of the preceding setting. In docs/spec.md, a person must add the row.

@@ -56,9 +56,9 @@ WAYS: Mapping[str, tuple[str, ...]] = {
     "caches in memory": ("lru_cache", "functools.cache", "OrderedDict"),
     "heaps and merges": ("heapq.",),
 }
-"""Tasks that can be done in several ways. For each way, the entry contains some words.
+"""Tasks, each with words that occur in the source text of modules that do this task.
 
-A module uses a way if its text contains these words.
+A module is counted for a task if its text contains one of the task's words.
 """
 
 
@@ -164,7 +164,7 @@ def _modules_of(name: str) -> list[str]:
 
 
 def _traced(prepare: Callable[[str], Callable[[], object]]) -> set[str]:
-    """Return the modules through which the call from `prepare` runs. All threads of the call count."""
+    """Return the modules through which the call from `prepare` runs, in all threads of the call."""
     seen: set[str] = set()
 
     def look(frame: FrameType, event: str, _: object) -> None:

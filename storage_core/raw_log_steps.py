@@ -188,7 +188,7 @@ class _Tasks:
     history: History
 
     def slots(self, left: Mapping[str, DistributionPlan]) -> int:
-        """Return the number of concurrent work items. It is 1 if the remaining work does not need Spark."""
+        """Return the number of concurrent work items. The number is 1 if the remaining work does not need Spark."""
         wanted = {chunk for plan in left.values() for chunk in plan.chunks}
         spark = self.job.executor
         return spark.slots if spark.is_needed_for(self._bytes(wanted), 1) else 1
@@ -260,7 +260,7 @@ def _distribute(job: DistributeTables, work: _Tasks, terms: Terms, run: JobRun[D
             run_id=run.options.run_id,
             guards={name: lease.requirement for name, lease in leases.items()},
         )
-        # If the run holds no lease, no table needs rows. Then Spark is not started.
+        # If the run holds no lease, the run cannot write to a table, and Spark is not started.
         done = distributor.distribute(replace(terms, slots=work.slots(_left(job, tables, terms))) if leases else terms)
     done.failures |= job.failures
     return done
@@ -304,7 +304,7 @@ def _left(job: DistributeTables, tables: Mapping[str, Table], terms: Terms) -> d
 
 
 def _planned(job: DistributeTables, terms: Terms) -> dict[str, object]:
-    """Return the chunks that a run would read, and the gaps. For a new table, these are all chunks."""
+    """Return the chunks that a run would read, and the gaps. For a new table, the result has all chunks."""
     tables = job.tables(declaring=False)
     new = sorted(set(job.declared) - set(tables) - set(job.failures))
     offsets = {name: log_offsets(each.snapshot) for name, each in tables.items()} | {name: {} for name in new}

@@ -350,7 +350,7 @@ class Table:
 
     @property
     def version(self) -> int:
-        """The version that reads use."""
+        """The version of the table that read operations use."""
         return self.snapshot.version
 
     @property
@@ -666,7 +666,7 @@ class Table:
         return forget.of(target, filter, self._feeding(head, raw_logs)).report(head)
 
     def _feeding(self, head: Snapshot, given: Sequence[RawTable]) -> Sequence[RawTable]:
-        """Return the raw logs that supply rows to the table. They come from the argument and from the settings."""
+        """Return the raw logs that supply rows to the table. The argument and the settings name the raw logs."""
         from storage_core.maintain.forget import with_named
 
         return with_named(given, head.config.raw_logs, self._view.raw_store)

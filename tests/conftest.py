@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parents[1]
 PARTS = ("storage_core", "jobs", "assets", "pipelines", "dagster.yaml", "workspace.yaml")
 
-# Ports below the range from which the system selects ports of connections. A port in that range could become a
-# connection's port between its choice and its use.
+# Ports below the range from which the system selects ports of connections. The system could give a port of its range to
+# a connection before a test uses this port.
 PORTS = range(20_000, 32_000)
 
 Land = Callable[..., Path]
@@ -102,7 +102,7 @@ def _tier_of(path: Path) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)  # runs before `-m` selects tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by tier, draw the cases of the matrices, and put the longest files first.
+    """Mark tests by tier, select the matrix cases of this run, and put the longest files first.
 
     Raises:
         pytest.UsageError: A test is not of the tier of its file.
@@ -156,7 +156,7 @@ def spark() -> Iterator[Spark]:
 
     A job that a test runs in this process uses this session, for any value of `--master`.
     """
-    from jobs.spark.spark import Spark  # takes a second, which only tests with Spark need
+    from jobs.spark.spark import Spark  # the import takes a second, and only tests with Spark need Spark
 
     with Spark("local[2]") as running:
         running.session()
@@ -166,7 +166,7 @@ def spark() -> Iterator[Spark]:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
     """Return the one PostgreSQL server of this process. A test fails if the server cannot start."""
-    from tests.support.postgres import running  # takes a second, which only tests with a database need
+    from tests.support.postgres import running  # only tests with a database need this slow import
 
     with running() as server:
         yield server
@@ -190,8 +190,8 @@ def history(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
     Processes that a test starts use the same settings.
 
-    The history is in SQLite. It is in PostgreSQL if the test requests it or `TIDEMARK_TEST_POSTGRES` is set (`make
-    test-postgres`).
+    The history is in SQLite. The history is in PostgreSQL if the test requests PostgreSQL or `TIDEMARK_TEST_POSTGRES`
+    is set (`make test-postgres`).
     """
     default = "postgresql" if os.environ.get("TIDEMARK_TEST_POSTGRES") else "sqlite"
     if getattr(request, "param", default) == "sqlite":
@@ -205,7 +205,7 @@ def history(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def kept_instance(history: Mapping[str, object], tmp_path: Path) -> Iterator[DagsterInstance]:
     """Return a persistent Dagster instance that other threads and schedules can open: in files, or in PostgreSQL."""
-    from dagster import DagsterInstance  # takes a second, which only tests with Dagster need
+    from dagster import DagsterInstance  # the import takes a second, and only tests with Dagster need Dagster
 
     folder = tmp_path / "history"
     folder.mkdir()
@@ -236,7 +236,7 @@ def catalog(database_url: str) -> Iterator[Catalog]:
 
 @pytest.fixture(scope="session")
 def _s3_server() -> Iterator[S3Server]:
-    from tests.support.s3_server import S3Server  # takes a second, which only tests with S3 need
+    from tests.support.s3_server import S3Server  # the import takes a second, and only tests with S3 need the server
 
     with S3Server() as server:
         yield server
@@ -244,7 +244,7 @@ def _s3_server() -> Iterator[S3Server]:
 
 @pytest.fixture
 def s3_server(_s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    """Return an S3 server without scripted faults, and set credentials. Tests share its bucket, so choose a prefix."""
+    """Return an S3 server without scripted faults, and set credentials. Tests share one bucket, so choose a prefix."""
     for name, value in _s3_server.environment.items():
         monkeypatch.setenv(name, value)
     _s3_server.front.reset()
@@ -279,7 +279,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def land(checkout: Path) -> Land:
     """Return a function that lands one file.
 
-    The file has a range of lines of the real access log, and any other lines.
+    The file has a range of lines of the real access log, followed by the lines in `more`.
     """
     with gzip.open(REPOSITORY / "examples" / "data" / "apache_access.log.gz", "rt", encoding="utf-8") as log:
         real = log.read().splitlines()

@@ -1,8 +1,8 @@
-"""Test matrices that are too large to run on every change: each run draws a part of the cases from a printed seed.
+"""Test matrices that are too large to run on every change. Each run selects a part of the cases by a printed seed.
 
-`TIDEMARK_DRAW` is the seed. Without it, all cases run, as in `make nightly` or when a user runs one file. A matrix is a
-test with many cases, or a loop inside a test. A loop runs over values (`part_of`) or over the requests of an operation
-(`instants`).
+`TIDEMARK_DRAW` is the seed. Without a seed, all cases run, as in `make nightly` or when a user runs one file. A matrix
+is a test with many cases, or a loop inside a test. A loop runs over values (`part_of`) or over the requests of an
+operation (`instants`).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def seed(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 def left_out(tests: Iterable[str], seed: str) -> set[str]:
-    """Return the matrix cases that this seed does not draw. A case is a test ID that ends in `[…]`.
+    """Return the matrix cases that a run with this seed omits. A case is a test ID that ends in `[…]`.
 
-    The draw for a function depends only on the seed and on the cases of that function. All processes therefore draw the
-    same cases.
+    The selected cases of a function depend only on the seed and on all cases of that function. All processes therefore
+    draw the same cases.
     """
     matrices: dict[str, list[str]] = defaultdict(list)
     for test in tests:
@@ -46,7 +46,7 @@ def left_out(tests: Iterable[str], seed: str) -> set[str]:
 
 
 def part_of(values: Iterable[T], name: str) -> list[T]:
-    """Return the values of a loop that this run tries, in their order. Without a seed, return all values.
+    """Return the values that this run uses in a loop, in the given order. Without a seed, return all values.
 
     `name` distinguishes the loop from the other loops of the run.
     """

@@ -5,12 +5,12 @@
     python -m tests.planted_faults [SEED] [TEXT]
 
 A fault breaks one promise. A promise is a row of docs/guarantees.md, a law of docs/spec.md, or a row of
-docs/architecture/lessons.md. A fault contains the name of the function that keeps the promise. Therefore a fault stays
-valid if the function moves to another module. The program plants each fault in a copy of the tree. The tests of the
-fault then run as in the check, at half the scale and with the cases that SEED draws. At least one of these tests must
-fail. TEXT selects the faults whose promise contains this text.
+docs/architecture/lessons.md. A fault contains the name of the function that implements the promise. Therefore a fault
+stays valid if the function moves to another module. The program plants each fault in a copy of the tree. The tests of
+the fault then run as in the check, at half the scale and with the cases that SEED draws. At least one of these tests
+must fail. TEXT selects the faults whose promise contains this text.
 
-The program prints a line per fault. Its exit code is 1 if the tests miss a fault.
+The program prints a line per fault. The exit code of the program is 1 if the tests miss a fault.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ SECONDS = 900
 class Fault:
     """A fault that breaks a promise.
 
-    It replaces `before` with `after` in the function or constant with the name `within`.
+    The fault replaces `before` with `after` in the function or constant with the name `within`.
 
-    `law` is the source of the promise. `guarantee 3` is a row of docs/guarantees.md, and `spec 3.3` is a section of the
-    specification. `within` may include the names of enclosing classes or functions, as in `Lease.renew`. The functions
-    with this name contain `before` exactly once. `tests` are the smallest set of tests that catches the fault. An entry
-    is a file, or a test in the notation of pytest.
+    `law` refers to the text that documents the promise. `guarantee 3` is a row of docs/guarantees.md, and `spec 3.3` is
+    a section of the specification. `within` may include the names of enclosing classes or functions, as in
+    `Lease.renew`. The functions with this name contain `before` exactly once. `tests` are the smallest set of tests
+    that catches the fault. An entry is a file, or a test in the notation of pytest.
     """
 
     law: str
@@ -981,7 +981,7 @@ class Sources:
         self._texts = {file: file.read_text(encoding="utf-8") for file in files}
 
     def planted(self, fault: Fault) -> tuple[Path, str]:
-        """Return the file of the fault's function, and its text with the fault.
+        """Return the file of the fault's function, and the file's text with the fault.
 
         Raise `ValueError` unless exactly one place fits the fault.
 
@@ -1008,7 +1008,7 @@ class Sources:
 
 
 def _called(text: str, name: str) -> Iterator[tuple[int, str]]:
-    """Yield the functions, classes and constants with this name. Each one comes with its start position in the text."""
+    """Yield the functions, classes and constants with this name, and the start position of each definition."""
     starts = [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))

@@ -1,4 +1,4 @@
-"""Run times of test files. The measured times balance a run, and a run prints its own times at its end.
+"""Run times of test files. Measured times balance the processes of a run, and each run prints new times.
 
 A run also prints the time at which each of its processes had no more tests. The processes should end at about the same
 time.
@@ -47,7 +47,7 @@ def longest_first(file: str) -> tuple[bool, float]:
 
 @cache
 def shares_spark(file: str) -> bool:
-    """Return True if tests of this file use the Spark session of their process, or the `story` made with it."""
+    """Return True if tests of this file use the process's Spark session or the fixture `story`, which uses Spark."""
     return bool(_SHARES_SPARK.search((ROOT / file).read_text(encoding="utf-8")))
 
 

@@ -1,8 +1,8 @@
 """The three tiers of tests.
 
-- First: `make test` runs these tests. They show the product to a user who runs the tests for the first time.
-- Extended: `make check` runs these tests, too. They start Spark or Dagster, simulate, or try generated cases. Matrices
-  of kills, damage, attacks, processes or sizes belong here as well (`LONG` lists them by reason).
+- First: `make test` runs these tests. The first tier shows the product to a user who runs the tests for the first time.
+- Extended: `make check` runs these tests, too. The extended tests start Spark or Dagster, simulate, or try generated
+  cases. Matrices of kills, damage, attacks, processes or sizes belong here as well (`LONG` lists them by reason).
 - Nightly: only `make nightly` runs these tests. `make check` runs one representative of each group (`NIGHTLY`).
 """
 
@@ -143,7 +143,7 @@ LONG = {
         }
     ),
 }
-"""Files that are extended for other reasons. Each takes more than ten seconds."""
+"""Files that are extended for other reasons. Each of these files takes more than ten seconds."""
 
 
 NIGHTLY = {
@@ -199,7 +199,7 @@ def tier_of(file: str, text: Callable[[], str]) -> str | None:
 
 
 def is_extended(file: str, test: str, needs: Collection[str]) -> bool:
-    """Return True if a test is extended. `file` is its path from the root, `needs` are its markers and fixtures."""
+    """Return True if a test is extended. `file` is a path from the root, `needs` are markers and fixtures."""
     if not SPEAK_FOR_THE_PRODUCT.isdisjoint({file, f"{file}::{test}"}):
         return False
     is_long = any(file in files for files in LONG.values())

@@ -20,12 +20,12 @@ OURS = ("assets", "jobs", "pipelines", "storage_core")
 GARBAGE_OBJECTS = 10_000
 """The number of new objects between two runs of Python's garbage collector.
 
-The default is 700. With the default, imports cause many collections.
+The default is 700. With the default, imports start the garbage collector many times.
 """
 
 
 class _Ours:
-    """An import finder for Tidemark's packages in this installation. It runs before all other finders."""
+    """An import finder for Tidemark's packages in this installation. The finder runs before all other finders."""
 
     def find_spec(self, fullname: str, _path: object, _target: object = None) -> ModuleSpec | None:
         return PathFinder.find_spec(fullname, [str(ROOT)]) if fullname in OURS else None

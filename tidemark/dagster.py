@@ -1,4 +1,4 @@
-"""Tidemark in a Dagster project. It has an IO manager for assets that are tables, and components that declare tables.
+"""Tidemark in a Dagster project: an IO manager for assets that are tables, and components that declare tables.
 
     from tidemark.dagster import TidemarkIOManager
 
@@ -81,7 +81,7 @@ def _apart(package: str) -> str:
 def _hiding() -> str | None:
     """Return the name and location of a project module that hides a package of Tidemark.
 
-    Return None if there is none.
+    Return None if no project module hides a package.
     """
     from importlib.util import find_spec
     from pathlib import Path

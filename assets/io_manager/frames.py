@@ -1,7 +1,7 @@
 """The types of rows that assets return and load: Arrow, pandas, Polars, DuckDB and Spark.
 
-The module recognizes a type by its name. Recognition therefore imports none of these libraries. Data frames of pandas
-keep their Arrow types. Data frames of Spark use the Spark session of this process.
+The module recognizes a type by its name. Recognizing a type therefore imports no library such as pandas or Polars. Data
+frames of pandas keep their Arrow types. Data frames of Spark use the Spark session of this process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def pandas_frame_of(rows: pa.Table) -> pd.DataFrame:
     """Return the rows as a pandas data frame. The columns keep their Arrow types (`pandas.ArrowDtype`).
 
     With Arrow types, a column of integers can contain nulls, and NaN is different from null. Lists, structs and maps
-    keep their values. NumPy's types support none of these properties. Raises `Unavailable` if pandas is not installed.
+    keep their values. NumPy's types support neither nulls in integer columns nor lists, structs and maps. Raises
+    `Unavailable` if pandas is not installed.
     """
     with needs(PIPELINE, "a data frame of pandas"):
         import pandas as pd
@@ -77,7 +78,7 @@ Data: TypeAlias = pa.Table | pa.RecordBatchReader
 
 
 class Form(StrEnum):
-    """A type of rows. Its value is the name of the type in settings."""
+    """A type of rows. The value of each member is the name of the type in settings."""
 
     ARROW = "arrow"
     READER = "reader"

@@ -4,7 +4,7 @@ The I/O manager commits rows before Dagster records the output. A killed store s
 rows. Dagster then runs this step again. The repetition is safe. An overwrite and an upsert produce the same rows again.
 An append recognizes that its own run has already committed the rows (docs/architecture/orchestration.md).
 
-The module has three parts. They are the settings in metadata, the conditions for partitions, and the manager. An
+The module has three parts: the settings in metadata, the conditions for partitions, and the manager. An
 unknown setting is an error.
 """
 
@@ -186,8 +186,8 @@ Partitions: TypeAlias = "PartitionsDefinition[str]"
 Columns: TypeAlias = "str | Mapping[str, str] | None"
 """The metadata `partition_expr`.
 
-For an asset with one dimension, it contains one column. For an asset with several dimensions, it contains one column
-per dimension.
+For an asset with one dimension, `partition_expr` contains one column. For an asset with several dimensions,
+`partition_expr` contains one column per dimension.
 """
 
 _ALONE = ""
@@ -451,9 +451,9 @@ def _store(
 
 
 def _work_of(context: OutputContext) -> str:
-    """Return a unique name for this store step.
+    """Return a unique name for the step that stores this output.
 
-    The step and its retries have the same name. It contains the id of the first run.
+    The step and its retries have the same name. The name contains the id of the first run.
     """
     run = context.step_context.dagster_run
     keys = context.asset_partition_key_range if context.has_asset_partitions else None
@@ -492,7 +492,8 @@ def _made(shape: Shape, create: Mapping[str, Any]) -> Table:
 def _table_name(context: OutputContext, table: Table, kept: AssetSettings) -> str:
     """Return the name of the table.
 
-    For an asset with a default location, it is the asset key. Otherwise, it is the name of the folder.
+    For an asset with a default location, the name of the table is the asset key. Otherwise, the table has the name of
+    its folder.
     """
     if kept.uri is None and context.has_asset_key:
         return ".".join(context.asset_key.path)

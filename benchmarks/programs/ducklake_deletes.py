@@ -1,9 +1,9 @@
 """Measures the times of DuckLake statements. The Python of `peers.ducklake_python` runs this program.
 
 Usage: `python -m benchmarks.programs.ducklake_deletes FOLDER RUNS STATEMENTS_AS_JSON QUERY FILE...`. Each run of a
-statement uses a new lake. The program registers the files in this lake as the table `t`. It prints JSON with the median
-seconds of each statement, in the order of the statements. The JSON also contains the median milliseconds of the query
-before and after the first statement.
+statement uses a new lake. The program registers the files in this lake as the table `t`. The program prints JSON with
+the median seconds of each statement, in the order of the statements. The JSON also contains the median milliseconds of
+the query before and after the first statement.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Measures queries of a DuckLake. The Python of `peers.ducklake_python` runs this program.
 
 Usage: `python -m benchmarks.programs.ducklake_reads FOLDER RUNS QUERIES_AS_JSON FILE...`. The program registers the
-files in a new lake as the table `t`. The program runs each query once as a warm-up, and then RUNS times. It prints the
-median milliseconds of each query as JSON, in the order of the queries.
+files in a new lake as the table `t`. The program runs each query once as a warm-up, and then RUNS times. The program
+prints the median milliseconds of each query as JSON, in the order of the queries.
 """
 
 import json

@@ -1,8 +1,8 @@
 """A growing Lance dataset with indexes. The Python of `peers.lance_python` runs this program.
 
 Usage: `python -m benchmarks.programs.lance_maintenance FOLDER FILES EVERY`. The program appends each Parquet file of a
-folder. The program runs `optimize_indices` after each file, and `compact_files` after every EVERY files. It prints the
-processor seconds of `optimize_indices`.
+folder. The program runs `optimize_indices` after each file, and `compact_files` after every EVERY files. The program
+prints the processor seconds of `optimize_indices`.
 """
 
 import json

@@ -1,9 +1,9 @@
 """Plain Spark that reads landed files and writes a Delta table that is partitioned by day.
 
 Usage: `python -m benchmarks.programs.spark_landing JARS`. The program reads lines from standard input, and each line is
-a JSON array. The array contains the folder of the files and the format of the files. It also contains the columns as a
-schema of Spark, and the folder of the new table. After each table, it prints an empty line. All tables use one session.
-`JARS` is a folder with the JARs of Delta Lake.
+a JSON array. The array contains the folder of the files and the format of the files. The array also contains the
+columns as a schema of Spark, and the folder of the new table. After each table, the program prints an empty line. All
+tables use one session. `JARS` is a folder with the JARs of Delta Lake.
 """
 
 import json

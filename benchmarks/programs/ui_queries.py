@@ -1,4 +1,4 @@
-"""The GraphQL queries of Dagster's UI. They come from the JavaScript that the webserver sends to browsers."""
+"""The GraphQL queries of Dagster's UI, from the JavaScript that the webserver sends to browsers."""
 
 from __future__ import annotations
 

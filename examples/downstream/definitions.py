@@ -1,4 +1,4 @@
-"""The definitions that `dagster dev -m examples.downstream.definitions` loads. They are all definitions in `defs`."""
+"""The definitions in `defs`, which `dagster dev -m examples.downstream.definitions` loads."""
 
 from __future__ import annotations
 

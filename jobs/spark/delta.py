@@ -1,4 +1,4 @@
-"""Delta Lake in the Spark of a job. The module contains the packages, and data frames of changes between versions."""
+"""Delta Lake in the Spark of a job: the required packages, and data frames of changes between versions."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 
 PACKAGE: Final = "io.delta:delta-spark_4.2_2.13:4.4.0"
-"""The packages for the PySpark in the extra `pipeline`.
+"""The Delta Lake package for the PySpark in the extra `pipeline`.
 
-Their version equals the Delta Lake version of the extra `delta`.
+The version of the package equals the Delta Lake version of the extra `delta`.
 """
 
 S3_PACKAGES: Final = (
     "org.apache.hadoop:hadoop-aws:3.5.0",
     *(f"software.amazon.awssdk:{name}:2.35.4" for name in ("s3", "s3-transfer-manager", "sts")),
 )
-"""The packages for S3. Their versions are the versions that the Hadoop of this PySpark requires."""
+"""The packages for S3, in the versions that the Hadoop of this PySpark requires."""
 
 JARS: Final = "TIDEMARK_DELTA_JARS"
 """The name of an environment variable with a folder of JARs.
 
-If it is set, Spark loads them and downloads no packages.
+If the variable is set, Spark loads the JARs in the folder and downloads no packages.
 """
 
 _EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
@@ -119,8 +119,8 @@ def frame_of(session: SparkSession, log: DeltaLog, group: DeltaGroup, folder: Pa
     """Return a data frame with the changes of the group. Delta Lake reads the rows only when the data frame is used.
 
     The function writes Delta logs to `folder`. These logs list the files of the group. The tasks must have access to
-    this folder. It must exist until all rows are read. If versions removed rows, the data frame contains each distinct
-    row once, with the column `COUNT`. Rows with the count 0 are omitted.
+    this folder. The folder must exist until all rows are read. If versions removed rows, the data frame contains each
+    distinct row once, with the column `COUNT`. Rows with the count 0 are omitted.
     """
     from pyspark.sql import functions as f
 
@@ -175,7 +175,7 @@ def _summed(frame: DataFrame) -> DataFrame:
 
 
 def _exact(field: StructField) -> Column:
-    """Return a column for `groupBy`. Its values are equal only if the values of the field are equal.
+    """Return a column for `groupBy` whose values are equal only if the values of the field are equal.
 
     The column distinguishes the two floating-point zeros. The column ignores the order of map entries, unless the map
     is inside another type.

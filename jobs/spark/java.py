@@ -2,9 +2,9 @@
 
     python -m jobs.spark.java
 
-creates the archive. This takes half a minute. It is needed once for each combination of Java and JARs. If no archive
-matches, Java reads the JARs. An archive matches only if the folders on the class path contain no files. Spark therefore
-gets its settings as options, and not from files in a settings folder.
+creates the archive. The creation takes half a minute. Create the archive once for each combination of Java and JARs. If
+no archive matches, Java reads the JARs. An archive matches only if the folders on the class path contain no files.
+Spark therefore gets its settings as options, and not from files in a settings folder.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _PACKAGES = ("jobs", "storage_core")
 def first_on_path(environment: Mapping[str, str]) -> dict[str, str]:
     """Return environment variables that make Python import Tidemark's packages first.
 
-    A user's project may have its own folder `jobs`. By default, `python -m` searches the working directory first. Then
-    it searches `PYTHONPATH`, and then the installed packages.
+    A user's project may have its own folder `jobs`. By default, `python -m` searches the working directory first.
+    `python -m` then searches `PYTHONPATH`, and then the installed packages.
     """
     others = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(ROOT), *others]))}
@@ -108,7 +108,7 @@ def require_java() -> None:
 
 MESSAGES = Path(__file__).parent / "conf" / "log4j2.properties"
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Options for a short-lived JVM, or for a JVM that only distributes tasks. It has one compiler and no GC threads."""
+"""Options for JVMs that are short-lived or only distribute tasks. The JVM has one compiler and no GC threads."""
 
 LOG = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ with Spark('local[2]') as spark:
 
 
 def folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of archives. It is `.java` in a checkout, or otherwise a folder next to the user's cache."""
+    """Return the folder of archives: `.java` in a checkout, or otherwise a folder next to the user's cache."""
     cached = CacheSettings.of(environment).folder
     return (
         ROOT / ".java"
@@ -180,7 +180,7 @@ def mapping_options() -> str:
 
 
 def options(more: str, messages: Path = MESSAGES) -> str:
-    """Return options for Java. They are the options `more`, the archive, and the log4j settings in `messages`."""
+    """Return options for Java: the options `more`, the archive, and the log4j settings in `messages`."""
     return f'{more} {mapping_options()} "-Dlog4j2.configurationFile={messages}"'.strip()
 
 

@@ -1,4 +1,4 @@
-"""A Spark session for Tidemark's jobs. It is in this process, on a cluster, or on a Connect server (decision 0039).
+"""A Spark session for Tidemark's jobs, in this process, on a cluster, or on a Connect server (decision 0039).
 
 If the tasks run on other machines, the session sends their code.
 
@@ -80,7 +80,7 @@ def resolved(master: str) -> str:
 
 WAIT_SECONDS = 10.0
 STANDALONE = "spark://"
-"""The prefix of the address of a standalone cluster. The address may contain several masters. Only one is active."""
+"""The prefix of a standalone cluster's address, which may contain several masters. Only one master is active."""
 
 _ADVICE = "Start it, or correct --master or SPARK_REMOTE (see `A job on a Spark cluster` in docs/operations.md)"
 _TRIES_AT_FIRST = 4  # takes about 5 s. PySpark's default of 15 tries takes about ten minutes
@@ -89,7 +89,8 @@ _TRIES_AT_FIRST = 4  # takes about 5 s. PySpark's default of 15 tries takes abou
 def connect(server: str, settings: Mapping[str, str], wait_seconds: float = WAIT_SECONDS) -> SparkSession:
     """Return a session with these settings on a Spark Connect server (`sc://host:port`).
 
-    Only the first calls fail after a short time. For later calls, PySpark retries as often as by default.
+    If the server does not answer, the first calls fail after about 5 seconds. For later calls, PySpark uses its default
+    number of retries.
 
     Raises:
         Unavailable: No server accepts the connection within `wait_seconds`, the first call gets no answer for about 5
@@ -161,7 +162,7 @@ def _session(server: str, settings: Mapping[str, str]) -> SparkSession:
             for name, value in settings.items():
                 session.conf.set(name, value)
     except PySparkException as error:
-        session.release_session_on_close = False  # the release would be another call without an answer
+        session.release_session_on_close = False  # releasing the session would be another call without an answer
         session.stop()
         raise _no_server(server, _details(error)) from error
     session.client.set_retry_policies(patient)
@@ -208,7 +209,7 @@ def failure_of(error: Exception) -> TidemarkError:
     """Return the typed error for an exception of Spark.
 
     The error is `Unavailable` if a later attempt of Spark may succeed. For an exception in a task, the error is a plain
-    `TidemarkError`. Such an exception is a bug and would occur again in a retry.
+    `TidemarkError`. An exception in a task is a bug and would occur again in a retry.
     """
     from pyspark.errors import PythonException
 
@@ -224,7 +225,7 @@ def failure_of(error: Exception) -> TidemarkError:
 def cause(error: Exception) -> str:
     """Return the line with the cause.
 
-    It is the last line of a worker's traceback, or the first line of Spark's message.
+    The line with the cause is the last line of a worker's traceback, or the first line of Spark's message.
     """
     head = str(error).partition("\n\nJVM stacktrace:")[0]
     lines = [line for line in head.splitlines() if line.strip()]
@@ -315,10 +316,11 @@ def start(master: str, more: Mapping[str, str] = _NOTHING_MORE) -> SparkSession:
     The session uses UTC and has no web server. The workers of the session use this Python and get Tidemark's code.
 
     - A master in this process uses only the loopback interface.
-    - On a cluster, Spark's own settings determine the address of the driver. They are `SPARK_LOCAL_IP`, or
+    - On a cluster, Spark's own settings determine the address of the driver. The address is `SPARK_LOCAL_IP`, or
       `spark.driver.host` in `SPARK_CONF_DIR`, or otherwise the name of the machine. The workers get `jobs` and
       `storage_core` as a zip file.
-    - A Connect server has its own driver and Python, so this machine needs no Java. Its workers also get the zip file.
+    - A Connect server has its own driver and Python, so this machine needs no Java. The workers of the server also get
+      the zip file.
 
     Args:
         master: The URL of the master or Connect server.
@@ -337,7 +339,7 @@ def start(master: str, more: Mapping[str, str] = _NOTHING_MORE) -> SparkSession:
 
 def _start_driver(master: str, more: Mapping[str, str], *, local: bool) -> SparkSession:
     with needs(PIPELINE, "Spark"):
-        from pyspark.sql import SparkSession  # takes half a second, which a job without work does not need
+        from pyspark.sql import SparkSession  # this import takes half a second, so jobs without work skip it
 
     require_master(master)
     logging.getLogger("py4j").setLevel(logging.WARNING)  # the level INFO prints a message for each closed connection
@@ -365,7 +367,7 @@ def _local_files(process: int) -> Path:  # noqa: ARG001  # the cache has one fol
 def _java_options(more: Mapping[str, str]) -> dict[str, str]:
     """Return options that make Java use the archive. Return none without an archive, or if other options are set.
 
-    If `more` contains the settings of Delta Lake, Java does much of the work. It then keeps all its compilers.
+    If `more` contains the settings of Delta Lake, Java does much of the work. Java then uses all its JIT compilers.
     """
     if {"SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS"} & os.environ.keys() or not java.mapping_options():
         return {}
@@ -377,7 +379,7 @@ def is_elsewhere(session: SparkSession) -> bool:
     """Return whether the workers of a session may lack this code.
 
     Workers on a cluster or on a Connect server may lack the code. Other code may have started the session in this
-    process. Then its workers may also lack the code, unless their path contains the code.
+    process. Then the workers of the session may also lack the code, unless the path of the workers contains the code.
     """
     if type(session).__module__.startswith("pyspark.sql.connect"):
         return True

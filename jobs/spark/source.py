@@ -1,7 +1,7 @@
 """The Spark data source `tidemark`, for example `spark.read.format("tidemark").load(uri)` (decision 0034).
 
 Spark calls the source in Python processes on the driver and on the executors. These processes import the source.
-`register` sends its code to the workers. The package `storage_core` reads, writes and commits.
+`register` sends the code of the source to the workers. The package `storage_core` reads, writes and commits.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """The options of a write. They contain the location of the table, and optionally an application and a number.
+    """The options of a write: the location of the table, and optionally an application and a number.
 
     For each application and number, rows are written only once.
     """
@@ -251,8 +251,8 @@ def freeze_gc_in_daemon() -> None:
     """In a Spark worker, exclude all existing objects from Python's garbage collection.
 
     Spark's daemon makes every worker run a garbage collection after each task. If a collection examined the imported
-    modules, it would be as slow as a read of a few hundred thousand rows. It would also free no module. Outside a Spark
-    worker, this function does nothing.
+    modules, it would be as slow as a read of a few hundred thousand rows. A garbage collection would also free no
+    module. Outside a Spark worker, this function does nothing.
     """
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     if spec is not None and spec.name == _DAEMON:
@@ -360,14 +360,15 @@ def spark_batches(portion: ReadTask, wanted: Wanted, schema: StructType, batch_r
     freeze_gc_in_daemon()
 
 
-# Streaming reads. They return the rows of a table at a version, and then the changes of each later version.
+# Streaming reads. A streaming read returns the rows of a table at a version, and then the changes of each later
+# version.
 #
 # Spark's offset is a position of `storage_core.read.follow`. If a query continues from its checkpoint, it reads between
 # the stored offsets. The current content of the table does not matter.
 
 
 class TableStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The rows of a table as a stream. It begins with the rows at `version`, and all later rows follow.
+    """The rows of a table as a stream. The stream begins with the rows at `version`, and all later rows follow.
 
     If changes are requested, the stream contains only the changes after `version`. Spark creates one object on the
     driver, and keeps this object until the query ends. Tasks call `read` of a different object.
@@ -451,9 +452,9 @@ def _limit_of(limit: ReadLimit) -> Limit | None:
 
 
 # Writes. Tasks write splits, and the driver commits the splits once. The options of a batch can contain an application
-# and a number. The commit of the batch then also contains them. For a stream, the id of the query and the number of the
-# micro-batch identify a micro-batch. The checkpoint of the query stores the id. If Spark runs a micro-batch again after
-# a failure, its rows are added only once.
+# and a number. The commit of the batch then also contains the application and the number. For a stream, the id of the
+# query and the number of the micro-batch identify a micro-batch. The checkpoint of the query stores the id. If Spark
+# runs a micro-batch again after a failure, its rows are added only once.
 
 
 _QUERY = "sql.streaming.queryId"
@@ -639,7 +640,7 @@ class TableSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Register the format `tidemark` in a session. Send its code to the workers of the session.
+    """Register the format `tidemark` in a session. Send the code of the format to the workers of the session.
 
     The number of rows per batch comes from the current settings of the session.
     """

@@ -51,7 +51,8 @@ _MOST_DIGITS = 9
 class SparkUse(StrEnum):
     """The condition for executing work items as Spark tasks.
 
-    `auto`: if the items exceed the limits of small work. `always`: always.
+    With `auto`, Spark executes the items only if they exceed the limits of small work. With `always`, Spark executes
+    all items.
     """
 
     AUTO = "auto"
@@ -100,7 +101,7 @@ class DriverShare:
         return self._is_open and input_bytes <= self._bytes and items <= self._items
 
     def take(self, input_bytes: float, items: int) -> bool:
-        """Reserve this amount of work. If it does not fit, reserve nothing and return False."""
+        """Reserve this amount of work. If the work does not fit, reserve nothing and return False."""
         with self._lock:
             if not self.fits(input_bytes, items):
                 return False
@@ -115,7 +116,7 @@ def _whole(environment: Mapping[str, str], name: str, usual: int) -> int:
     return int(text)
 
 
-# The progress of a job. It reports the finished items and all items every few seconds.
+# The progress of a job. A job reports the numbers of finished items and of all items every few seconds.
 
 
 LEAST_PAUSE_SECONDS = 5.0
@@ -295,7 +296,7 @@ class Spark:
         self.stop()
 
     def begin_job(self) -> None:
-        """Begin another job. It gets the full limits of small work."""
+        """Begin another job. The new job gets the full limits of `SmallWork`."""
         self._share = DriverShare(self._small)
 
     @property
@@ -324,7 +325,7 @@ class Spark:
         self._session = self._warm = None
 
     def session(self, *, with_delta: bool = False, on_s3: bool = False) -> SparkSession:
-        """Return the session. Start it if it is not running.
+        """Return the session. Start the session if it is not running.
 
         Args:
             with_delta: The session must be able to read Delta tables (`jobs.spark.delta`).
@@ -438,7 +439,7 @@ class Spark:
     def map_rows(
         self, execute: Callable[[Iterator[pa.RecordBatch], Item], Answer], frame: Any, item: Item
     ) -> list[Answer]:
-        """Return one answer per partition of a data frame. One task creates each answer from all rows of the partition.
+        """Return one answer per partition of a data frame. One task reads all rows of a partition.
 
         `execute` takes batches of rows and the item. Workers must be able to import it. Errors are those of `map`.
         """
@@ -478,7 +479,7 @@ class Spark:
 def _tell(doing: str) -> None:
     """Print the name of a slow activity to a terminal.
 
-    It does not show tasks, because Spark's progress bar shows them.
+    The function does not show tasks, because Spark's progress bar shows tasks.
     """
     if sys.stderr.isatty():
         sys.stderr.write(f"tidemark: {doing} …\n")

@@ -1,10 +1,10 @@
-"""A warm Spark. It already runs on this machine, for jobs that select no other Spark (decision 0039).
+"""A warm Spark, which already runs on this machine, for jobs that select no other Spark (decision 0039).
 
 `tidemark spark up` starts the warm Spark. The warm Spark is a Connect server on the loopback interface, and clients
-need a token. A file describes the server, and only this user can read it. It contains the server's address, and digests
-of its code, Java and environment. A job with different code, Java or environment starts its own Spark. Jobs reuse the
-sessions of the server, but two jobs never use a session at the same time. The Python workers of an earlier job are then
-ready for the next job.
+need a token. A file describes the server, and only this user can read it. The file contains the server's address, and
+digests of the server's code, Java and environment. A job with different code, Java or environment starts its own Spark.
+Jobs reuse the sessions of the server, but two jobs never use a session at the same time. The Python workers of an
+earlier job are then ready for the next job.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SERVER = "TIDEMARK_SPARK_SERVER"
 """The name of an environment variable with the path of the server's file. The default is next to the user's cache."""
 
 SESSIONS = 8
-"""The number of sessions that later jobs reuse. If all are in use, a concurrent job gets a new session."""
+"""The number of sessions that later jobs reuse. If all sessions are in use, a concurrent job gets a new session."""
 
 LOG = logging.getLogger(__name__)
 
@@ -207,13 +207,13 @@ def code_digest() -> str:
 
 
 def read_by_tasks(environment: Mapping[str, str], token: str) -> str:
-    """Return a digest of the environment variables that tasks read. The digest does not reveal their values."""
+    """Return a digest of the environment variables that tasks read. The digest does not reveal any value."""
     read = sorted((name, value) for name, value in environment.items() if name.startswith(_READ_BY_TASKS))
     return hashlib.sha256(repr((token, read)).encode()).hexdigest()
 
 
 def _free_session(file: Path) -> tuple[int | None, int | None]:
-    """Return the number and the lock of a session that no process uses. Return two Nones if all are in use."""
+    """Return the number and the lock of an unused session, or two Nones if all sessions are in use."""
     for number in range(SESSIONS):
         lock = open_own(file.with_suffix(f".{number}"), os.O_RDWR)
         try:
@@ -231,7 +231,7 @@ _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _LISTENING = "0A"
 _FIRST = f"{int.from_bytes(bytes([127, 0, 0, 1]), sys.byteorder):08X}"
 _MAPPED = f"{'0' * 16}{int.from_bytes(bytes([0, 0, 255, 255]), sys.byteorder):08X}"
-# Sockets at these addresses accept a connection to 127.0.0.1. They are 127.0.0.1, 0.0.0.0, and their IPv6 forms.
+# Sockets at the addresses 127.0.0.1, 0.0.0.0 and their IPv6 forms accept a connection to 127.0.0.1.
 _ADDRESSES = (_FIRST, "0" * 8, _MAPPED + _FIRST, "0" * 32)
 
 

@@ -1,4 +1,4 @@
-"""The PySpark daemon of a warm Spark. It first imports the modules of tasks, and then forks the workers.
+"""The PySpark daemon of a warm Spark. The daemon first imports the modules of tasks, and then forks the workers.
 
 Spark starts this daemon as `spark.python.daemon.module` (decision 0039).
 """

@@ -64,7 +64,8 @@ class Alert:
 class Delivered:
     """The number of receivers that accepted an alert, and the problems of the other receivers.
 
-    A problem contains the number, the kind and the error of the receiver. It never contains the location.
+    A problem contains the number, the kind and the error of the receiver. A problem never contains the location of the
+    receiver.
     """
 
     taken: int
@@ -144,7 +145,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def _post(url: str, alert: Alert, seconds: float) -> None:
     headers = {"Content-Type": "application/json", "User-Agent": "tidemark"}
     parts = urlsplit(url)
-    if parts.username is not None:  # urllib would treat these as a part of the host
+    if parts.username is not None:  # urllib would treat a user name and a password as a part of the host
         name, password = unquote(parts.username), unquote(parts.password or "")
         headers["Authorization"] = f"Basic {b64encode(f'{name}:{password}'.encode()).decode()}"
         url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

@@ -1,7 +1,7 @@
-"""The receivers of alerts about failed runs and late tables. `alerts.yaml` next to `tables/` declares them.
+"""The receivers of alerts about failed runs and late tables. `alerts.yaml` next to `tables/` declares the receivers.
 
-For secrets, a value can be the name of an environment variable. Such a value begins with `$`. This module does not
-import Dagster.
+For secrets, a value can be the name of an environment variable. A value that names an environment variable begins with
+`$`. This module does not import Dagster.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Two Dagster sensors for alerts. One is for failed runs, and one is for tables that are late or reject too many rows.
+"""Two Dagster sensors for alerts: one for failed runs, and one for tables that are late or reject too many rows.
 
 The second sensor also reports fields and columns that drift in landed files (`Rejections.drifted`).
 
-Both sensors read `alerts.yaml` at each tick. A change of the file therefore takes effect at the next tick. A tick
-reports the problems of the file. If a table is automated, the sensors are on by default. Otherwise, a person starts the
-sensors in the UI.
+The sensors for alerts read `alerts.yaml` at each tick. A change of the file therefore takes effect at the next tick. A
+tick reports the problems of the file. If a table is automated, the sensors are on by default. Otherwise, a person
+starts the sensors in the UI.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """The result of a tick. It contains the accepted alerts, the problems, and the cursor for the next tick."""
+    """The result of a tick: the accepted alerts, the problems, and the cursor for the next tick."""
 
     cursor: Cursor
     sent: tuple[Alert, ...]
@@ -129,7 +129,7 @@ def _failed_runs(declared: DeclaredTables, automation: Automation) -> SensorDefi
 def failure_alert(run: DagsterRun, events: Sequence[DagsterEvent], tables: Sequence[str], *, at: int) -> Alert:
     """Return the alert for a failed run.
 
-    It contains each failed step, its message, and the tables of the failed steps.
+    The alert contains each failed step, its message, and the tables of the failed steps.
     """
     lines = [f"{each.step_key or run.job_name}: {said_by(each)}" for each in events]
     about = dict.fromkeys(table for each in events for table in tables_of(run, each.step_key, tables))

@@ -156,10 +156,10 @@ def _existing(text: str, target: Target, at: str | None = None) -> Table:
 
 
 def declared_table(text: str, target: Target, *, dry_run: bool = False) -> Table | None:
-    """Apply the declaration of a table and return the table. The runs of Dagster do the same before each step.
+    """Apply the declaration of a table and return the table. Dagster runs also apply the declaration before each step.
 
-    If the table changes, a message is printed on standard error. A dry run changes nothing. It returns the table in the
-    state that it would have after the change. If no declared table has this location, return None. The working
+    If the table changes, a message is printed on standard error. A dry run changes nothing. A dry run returns the table
+    in the state that it would have after the change. If no declared table has this location, return None. The working
     directory must be the root of the target.
 
     Raises:

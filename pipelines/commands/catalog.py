@@ -61,12 +61,12 @@ def catalog(
 ) -> None:
     """Keep a SQL cache of table logs, and query it.
 
-    The action refresh updates the cache. The action rebuild creates the cache again. The action check compares the
-    cache with the logs. The action sql answers one of four questions:
+    The action "refresh" updates the cache. The action "rebuild" creates the cache again. The action "check" compares
+    the cache with the logs. The action "sql" answers one of four questions:
 
     candidates TABLE: the splits that a compaction would rewrite.
 
-    between TABLE: the splits in a time range. The options --from, --to and --where select them.
+    between TABLE: the splits in a time range. The options --from, --to and --where select the splits.
 
     expired [TABLE]: the windows that are older than the retention.
 

@@ -197,7 +197,7 @@ _REASONS = {
     "version": "retained versions need them",
     "collector": "nothing needs them, and garbage collection deletes them after the horizon",
 }
-"""The reasons for which the messages of different objects differ only in a number.
+"""A common text for each reason whose messages differ between objects only in a number.
 
 All other reasons already contain an instruction for a person.
 """
@@ -226,8 +226,8 @@ def forget(
     """Erase the rows that meet a condition.
 
     Reads do not return the rows any more. `tidemark gc` and `tidemark raw --collect` delete the objects that contain
-    the rows. They wait until no retained version needs these objects. A tagged version is retained until the tag is
-    removed.
+    the rows. The two commands wait until no retained version needs the objects. A tagged version is retained until the
+    tag is removed.
 
     The report counts the objects that still contain the rows, grouped by reason and date. For a declared table, the
     report also lists the landed files that contain the rows. You must remove landed files yourself.
@@ -331,7 +331,8 @@ def _show(found: ForgetReport, fields: Mapping[str, object], *, paths: bool, as_
 def _forget_summary(held: Sequence[Held]) -> list[tuple[str, str, int]]:
     """Return each reason with its last day and its number of objects.
 
-    The entries are ordered by day. Reasons without a date are last, because their objects remain until a person acts.
+    The entries are ordered by day. Reasons without a date are last. Objects that have a reason without a date remain
+    until a person acts.
     """
     keys: dict[tuple[str, str], set[tuple[str, str]]] = {}
     for each in held:
@@ -349,9 +350,9 @@ def _until(held: Held) -> str:
 def probe(uri: Uri, *, as_json: Json = False) -> None:
     """Check whether a table can be stored at a location.
 
-    The command tests conditional writes, listing and deletion. It uses one object below the location and deletes it
-    afterwards. The location does not have to contain a table. If a store fails a test, Tidemark does not create or
-    change tables on it.
+    The command tests conditional writes, listing and deletion. The command uses one object below the location and
+    deletes the object afterwards. The location does not have to contain a table. If a store fails a test, Tidemark does
+    not create or change tables on it.
 
     Example: tidemark probe s3://bucket/warehouse/clicks
     """

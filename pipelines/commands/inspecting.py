@@ -35,9 +35,9 @@ _NOT_MADE: Final = {"exists": False, "version": None, "live_splits": 0, "rows": 
 def tables(*, as_json: Json = False) -> None:
     """List the tables declared in tables/*.yaml.
 
-    The exit code is 2 if a declaration or a shared configuration file is invalid. Otherwise, it is the error code of
-    the first table that cannot be read. If a receiver of alerts needs an environment variable that is not set, a
-    warning is printed.
+    The exit code is 2 if a declaration or a shared configuration file is invalid. Otherwise, the exit code is the error
+    code of the first table that cannot be read. If a receiver of alerts needs an environment variable that is not set,
+    a warning is printed.
 
     Example: tidemark tables
     """
@@ -207,7 +207,7 @@ def debt(uri: Uri, *, at: At = None, policy: Policy = False, as_json: Json = Fal
 
     The list contains windows that a compaction would rewrite, and windows that are older than the retention. The list
     also contains splits that a compaction failed on. Compactions skip these splits for a while. The last three columns
-    are about the next run. They are the bytes to read, the bytes to write, and the number of output files.
+    are about the next run: the bytes to read, the bytes to write, and the number of output files.
 
     Example: tidemark debt clicks
     """
@@ -253,9 +253,9 @@ def changes(
 ) -> None:
     """List the rows that commits added and removed.
 
-    Each row has the columns of the table and three more columns. They are _change_type (delete or insert),
-    _commit_version and _commit_timestamp. A compaction changes no row. For a keyed table, the list contains only merged
-    rows.
+    Each row has the columns of the table and three more columns. The additional columns are _change_type (delete or
+    insert), _commit_version and _commit_timestamp. A compaction changes no row. For a keyed table, the list contains
+    only merged rows.
 
     Example: tidemark changes clicks --from 12
     """

@@ -211,7 +211,7 @@ def _show_collection(done: JobReport, *, as_json: bool) -> None:
 def _show_distribution(done: JobReport, *, as_json: bool) -> None:
     """Print the report and the missing chunks.
 
-    If chunks are missing, raise `Corrupt`. Its message describes the next step for the user.
+    If chunks are missing, raise `Corrupt`. The message of the error describes the next step for the user.
     """
     from storage_core.raw_log_steps import missing_chunks
 
@@ -259,9 +259,10 @@ def publish(
 ) -> None:
     """Publish the newest versions as Delta or Iceberg.
 
-    Programs that read Delta or Iceberg can then read the table. The command rewrites no row. It writes metadata next to
-    the table, and this metadata refers to the same files. After changes, run the command again. You can also declare
-    `publish`, so that an asset runs it. For a keyed table, the command publishes only merged rows.
+    Programs that read Delta or Iceberg can then read the table. The command rewrites no row. The command writes
+    metadata next to the table, and this metadata refers to the files of the table. After changes, run the command
+    again. You can also declare `publish`, so that an asset runs it. For a keyed table, the command publishes only
+    merged rows.
 
     Example: tidemark publish clicks --format delta
     """
@@ -300,7 +301,7 @@ def leases(
 ) -> None:
     """List the leases of a table, or break a lease.
 
-    Each time comes from the clock of the lease's holder. The next run takes over an abandoned lease.
+    All listed times come from the clock of the lease's holder. The next run takes over an abandoned lease.
 
     Example: tidemark leases clicks
     """

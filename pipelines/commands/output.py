@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def plain(value: object) -> object:
     """Return the value as JSON data without loss of information.
 
-    Some types do not exist in JSON. Their values have these forms:
+    Values of types that do not exist in JSON have these forms:
 
     - A timestamp is ISO text in UTC with a `Z` at the end. If the column has no time zone, the text has no `Z`.
     - A decimal with decimal places is text with all its digits. A decimal without decimal places is an integer.
@@ -81,7 +81,8 @@ _GAP = "   "
 class OutputClosedError(Exception):
     """The error for a reader that has closed standard output.
 
-    This is not a failure. The command has done all its work, and only the rest of the output is missing.
+    A closed standard output is not a failure. The command has done all its work, and only the rest of the output is
+    missing.
     """
 
 
@@ -103,7 +104,7 @@ def line(text: str) -> None:
 
 
 def shown_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
-    """Return the rows as dictionaries. `shown` converts their values.
+    """Return the rows as dictionaries. `failure_arguments` converts the values of the rows.
 
     If a column has dates outside the years 1 to 9999, all its values become text.
     """
@@ -114,9 +115,9 @@ def shown_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
 
 
 def shown(row: Mapping[str, object], schema: pa.Schema) -> dict[str, object]:
-    """Return the row. Its maps, at any depth, become dictionaries or lists of pairs.
+    """Return the row. Maps in the row, at any depth, become dictionaries or lists of pairs.
 
-    A map becomes a dictionary if its keys are text and unique. Otherwise, it becomes a list of pairs, because a
+    A map becomes a dictionary if its keys are text and unique. Otherwise, the map becomes a list of pairs, because a
     dictionary would lose one of two equal keys.
     """
     import pyarrow.types as kinds
@@ -272,7 +273,7 @@ def warning(text: str) -> None:
 
 
 def error(found: TidemarkError, *, as_json: bool) -> int:
-    """Print a typed error. Return its exit code."""
+    """Print a typed error and return the exit code of the error."""
     failure(found.kind, str(found), found.context, as_json=as_json)
     return found.exit_code
 

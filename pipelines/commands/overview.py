@@ -32,11 +32,11 @@ def status(uris: Uris = None, *, as_json: Json = False) -> None:
     """Show the state of each table in one line.
 
     The state of a table shows whether it is behind or rejects too many rows. The column `pending` contains the pending
-    work of scheduled runs. It also contains `resort`, which only `compact --resort` does.
+    work of scheduled runs. The column `pending` also contains `resort`, which only `compact --resort` does.
 
-    The exit code is 2 if a declaration or a shared configuration file is invalid. Otherwise, it is the error code of
-    the first table that cannot be read. The exit code is 7 if a table misses its declared freshness. It is also 7 if
-    more rows than `landing.max_rejected` allows were rejected in the last 24 hours.
+    The exit code is 2 if a declaration or a shared configuration file is invalid. Otherwise, the exit code is the error
+    code of the first table that cannot be read. The exit code is 7 if a table misses its declared freshness. The exit
+    code is also 7 if more rows than `landing.max_rejected` allows were rejected in the last 24 hours.
 
     Example: tidemark status
     """
@@ -120,9 +120,9 @@ def report(
 ) -> None:
     """Write an HTML file about tables for a browser.
 
-    The report contains the splits per window, the bytes before and after compaction, and the growth of the log. It also
-    contains the requests with their price, the lag of indexes, and the history. A browser can show the file without a
-    server and without a network. Without --prices, the report uses the prices of S3 Standard.
+    The report contains the splits per window, the bytes before and after compaction, and the growth of the log. The
+    report also contains the requests with their price, the lag of indexes, and the history. A browser can show the file
+    without a server and without a network. Without --prices, the report uses the prices of S3 Standard.
 
     Example: tidemark report --output report.html
     """
@@ -150,7 +150,7 @@ def alerts(
     """List the receivers of alerts about failures and delays.
 
     The file alerts.yaml, next to the folder tables, declares the receivers. With --test, the command sends a test
-    alert. The exit code is then 5 if a receiver did not accept the alert. It is 2 if there is no receiver.
+    alert. The exit code is then 5 if a receiver did not accept the alert. The exit code is 2 if there is no receiver.
 
     Example: tidemark alerts --test
     """

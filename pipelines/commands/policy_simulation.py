@@ -1,4 +1,4 @@
-"""Simulation of the compaction policy for one day of ingestion. It uses numbers of splits and bytes, and no storage.
+"""Simulation of the compaction policy for one day of ingestion, with numbers of splits and bytes, without storage.
 
 The simulation calls the same functions as a real run. `policy.choose` selects the merges, and `work.bounded` limits
 their number. A simulated merge writes as many bytes as it reads, in files of the target size. A real table becomes
@@ -82,7 +82,7 @@ class Simulation:
 
     @property
     def write_amplification(self) -> float:
-        """The number of written bytes per ingested byte. The first write also counts."""
+        """The number of written bytes per ingested byte, including the first write."""
         return 1 + self.bytes_compacted / self.bytes_ingested if self.bytes_ingested else 1.0
 
 
@@ -106,7 +106,7 @@ def simulate(load: Ingestion) -> Simulation:
     """Return the result of the simulation, round by round. Equal loads give equal results.
 
     After the last arrival, rounds continue until every window is cold and one round has no work. The policy has then
-    converged. If it needs more than `MOST_ROUNDS` further rounds, it has not converged.
+    converged. If the policy needs more than `MOST_ROUNDS` further rounds, it has not converged.
     """
     live, ingested = _nothing(), 0
     rounds: list[Round] = []

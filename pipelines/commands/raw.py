@@ -379,7 +379,7 @@ class RawPlaces:
 
 
 def _declared_raw_log(text: str) -> DeclaredRawLog | None:
-    """Return the declared raw log with this name, or None. Raises `InvalidInput` if its file is invalid."""
+    """Return the declared raw log with this name, or None. Raises `InvalidInput` if the declaration is invalid."""
     from pipelines.tables import read_raw_logs, tables_folder
 
     if not BARE_NAME.fullmatch(text):
@@ -415,7 +415,7 @@ def _refuse_table(uri: str) -> None:
 
 
 def _at_places(text: str, also: Sequence[str], known: DeclaredRawLog | None) -> RawPlaces:
-    """Return the stores of the declared raw log, or the given stores. Raises `InvalidInput` if both exist."""
+    """Return the declared or the given stores of a raw log. Raises `InvalidInput` if stores are declared and given."""
     if known is None:
         from storage_core.store.resolve import open_store
         from storage_core.write.raw_log.history import require_raw_log

@@ -128,7 +128,7 @@ def sql(
     everything: Everything = False,
     as_json: Json = False,
 ) -> None:
-    """Run a SELECT over the table. Its name in SQL is t.
+    """Run a SELECT over the table. The name of the table in SQL is t.
 
     The SQL dialect is DuckDB's. The query can read this table and nothing else.
 
@@ -420,8 +420,8 @@ def recall(
 ) -> None:
     """Measure how many of the nearest rows a search finds.
 
-    The command searches for the nearest rows of some embeddings from the table. It compares each result with the exact
-    result over all rows.
+    The command searches for the nearest rows of some embeddings from the table. The command compares each result with
+    the exact result over all rows.
 
     Example: tidemark recall notes --index near
     """

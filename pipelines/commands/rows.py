@@ -77,8 +77,8 @@ def append(
 
     If one row does not fit the table, no row is added. The error contains each row that does not fit, with the reason.
 
-    With --table, URI is a raw log. A raw log accepts NDJSON, and acknowledges lines when they arrive. It skips only
-    lines that are not valid rows.
+    With --table, URI is a raw log. A raw log accepts NDJSON, and acknowledges lines when they arrive. A raw log skips
+    only lines that are not valid rows.
 
     Example: tidemark append clicks new_rows.ndjson
     """
@@ -164,7 +164,7 @@ def _format_of(file: str) -> Format:
 
 @contextmanager
 def landed(file: str) -> Iterator[Path]:
-    """Yield the path of a file that does not change. It is the given file, or a copy of the data from a pipe."""
+    """Yield the path of a file that does not change: the given file, or a copy of the data from a pipe."""
     path = Path(file)
     if file != STDIN and path.is_file():
         yield path.resolve()  # the user's path may be a symbolic link, but the store does not follow links
@@ -353,7 +353,7 @@ def quarantine(
     everything: Everything = False,
     as_json: Json = False,
 ) -> None:
-    """Summarize the rejected rows of a table, with reasons. Show, export, retry or remove them.
+    """Summarize the rejected rows of a table with reasons, or show, export, retry or remove these rows.
 
     The quarantine contains invalid lines of landed files, and late rows that the table does not accept. The summary has
     one line per reason, source and day. Each line has up to three samples.
@@ -495,7 +495,7 @@ def _clear(table: Table, source: str | None, reason: str | None, *, is_agreed: b
 
 
 def _show_quarantined(found: Iterator[Entry], *, everything: bool) -> None:
-    """Print the first `_MOST_SHOWN` rejected lines and rows for a person. Then print the number of the other ones."""
+    """Print the first `_MOST_SHOWN` rejected lines and rows for a person. Then print the number of other entries."""
     shown = total = 0
     for entry in found:
         count = sum(entry.reasons.values())

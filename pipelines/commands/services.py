@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def noticed() -> Iterator[Callable[[], bool]]:
-    """Yield a function. It returns whether SIGINT or SIGTERM has arrived, for any handler of these signals.
+    """Yield a function that returns whether SIGINT or SIGTERM has arrived, for any handler of these signals.
 
     Inside the block, both signals raise `KeyboardInterrupt`, unless a run sets its own handlers. Only the main thread
     receives signals. The function therefore returns False in every other thread.
@@ -93,7 +93,7 @@ def ui(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print each event of a run here, too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Open Dagster's UI. Only this machine can reach it.
+    """Open Dagster's UI. Only this machine can reach the UI.
 
     The UI shows every run of the demo, of backfills and of schedules. The terminal shows the log lines of runs with the
     level INFO or higher. With --verbose, the terminal shows each event. The command also starts a daemon and a code
@@ -116,7 +116,7 @@ def ui(
     sys.stdout.flush()
 
     def is_open() -> bool:
-        """Return whether the webserver answers. If it does, print its address for people."""
+        """Return whether the webserver answers. If the webserver answers, print its address for people."""
         with socket.socket() as probe:
             answers = probe.connect_ex((_LOOPBACK, port)) == 0
         if answers and not as_json:
@@ -155,7 +155,7 @@ def serve(
 
     Use the command with systemd, in containers, and on several machines. All three processes need the same value for
     --code. Everyone who can connect to the code server or to the webserver can use it. The webserver rejects requests
-    from pages of other sites. It also rejects hosts that --allow-host does not declare.
+    from pages of other sites. The webserver also rejects hosts that --allow-host does not declare.
 
     Example: tidemark serve webserver --code 10.0.0.5:4266 --host 0.0.0.0
     """
@@ -329,8 +329,8 @@ def backfill(
     Each chunk gets one run. The run ingests and compacts the windows of the chunk. The UI shows each run. If a window
     fails, the other windows still run. A second run of the same range does not repeat finished work.
 
-    ----failed selects only windows whose last run failed, was cancelled or was killed. It skips windows for which no
-    run has started. It exits with 3 if another run works on a window of the range.
+    --failed selects only windows whose last run failed, was cancelled or was killed. The option --failed skips windows
+    for which no run has started. The command exits with 3 if another run works on a window of the range.
 
     Ctrl-C ends the current chunk, and no further chunk starts. The command then prints the remaining work.
 
@@ -406,7 +406,7 @@ def _windows_of(bad: Sequence[ChunkDone]) -> str:
 
 
 def _declared(name: str) -> DeclaredTable:
-    """Return the declared table with this name. Its locations do not depend on the working directory."""
+    """Return the declared table with this name, with locations that do not depend on the working directory."""
     known = declared()
     if found := known.find(name):
         return found

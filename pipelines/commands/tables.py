@@ -70,10 +70,10 @@ def init(
 ) -> None:
     """Create all declared tables, or one table.
 
-    Without arguments, the command creates all tables that tables/*.yaml declare. With the name of a declared table, it
-    creates this table. With --schema or --declaration, it creates a table at the given URI. A declared table that
-    already exists keeps its rows. If its file has changed settings, the command changes these settings in the table and
-    prints the changes.
+    Without arguments, the command creates all tables that tables/*.yaml declare. With the name of a declared table, the
+    command creates this table. With --schema or --declaration, the command creates a table at the given URI. A declared
+    table that already exists keeps its rows. If the file of the table has changed settings, the command changes these
+    settings in the table and prints the changes.
 
     Example: tidemark init clicks
     """

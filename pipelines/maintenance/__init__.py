@@ -1,1 +1,1 @@
-"""The upkeep sensor. It finds the runs that tables need and the runs that fit the budgets, and requests runs."""
+"""The upkeep sensor, which finds the runs that tables need and that fit the budgets, and requests these runs."""

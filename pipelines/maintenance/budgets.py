@@ -1,15 +1,15 @@
 """The selection of wanted runs that fit the budgets. The most urgent runs come first (decision 0037).
 
-Ingests and merges are runs for fresh data. If their bytes are known, these bytes count against the budgets. However,
-these runs wait only for a free slot in the queue. All other runs wait during quiet hours. They also wait until their
-budgets have enough bytes left.
+Ingests and merges are runs for fresh data. If the bytes of a run for fresh data are known, these bytes count against
+the budgets. However, these runs wait only for a free slot in the queue. All other runs wait during quiet hours. Runs
+that are not for fresh data also wait until their budgets have enough bytes left.
 
 A large compaction is split into pieces. A run gets the remaining bytes, and it processes all pieces that fit into these
 bytes. The run starts only if at least a quarter of the budget is left. If a run has waited for an hour, it also starts
-with less than a quarter. Two kinds of large pieces have special rules:
+with less than a quarter of the budget. Two kinds of large pieces have special rules:
 
-- A piece that needs more than half of a budget: after one hour, the budget is reserved for this piece.
-- A piece that is larger than a budget: it begins when no bytes of the budget are used. It then runs alone.
+- If a piece needs more than half of a budget, the budget is reserved for this piece after one hour.
+- If a piece is larger than a budget, it runs alone, and only when no bytes of the budget are used.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Deferred:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The runs to request, and the runs that wait. Both lists begin with the most urgent run."""
+    """The runs to request, and the runs that wait. The two lists of runs begin with the most urgent run."""
 
     chosen: Sequence[WantedRun]
     deferred: Sequence[Deferred] = ()
@@ -217,7 +217,7 @@ class _Budgets:
 def _begins(piece: int, limits: Sequence[BudgetState]) -> bool:
     """Return whether a piece that has waited may begin.
 
-    If it may not, reserve the rest of the budgets for this piece.
+    If the piece may not begin, reserve the rest of the budgets for this piece.
     """
     short = [each for each in limits if not each.takes(piece)]
     for each in short:
@@ -228,8 +228,8 @@ def _begins(piece: int, limits: Sequence[BudgetState]) -> bool:
 def _part(pieces: Sequence[int], most: int, left: int, least: float) -> int:
     """Return the total bytes of the pieces that fit, or 0.
 
-    The function returns the total if the fitting pieces are large enough for a separate run. It also returns the total
-    if no other piece can ever fit.
+    The function returns the total bytes if they reach `least`, which is enough for a separate run. The function also
+    returns the total bytes if every piece of at most `max_bytes` bytes fits.
     """
     fitting = sum(pieces[place] for place in within(pieces, left))
     is_all = fitting == sum(piece for piece in pieces if piece <= most)
@@ -237,5 +237,5 @@ def _part(pieces: Sequence[int], most: int, left: int, least: float) -> int:
 
 
 def _alone(pieces: Sequence[int], most: int, limits: Sequence[BudgetState]) -> bool:
-    """Return whether every piece is larger than a budget and one piece may begin."""
+    """Return whether all pieces are larger than a budget and the largest piece may begin."""
     return min(pieces) > most and all(each.takes(max(pieces)) for each in limits)

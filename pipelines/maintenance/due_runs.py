@@ -1,6 +1,7 @@
 """The work that the upkeep sensor finds in tables, and the runs that do this work.
 
-- `WantedRun`: a step of a table that could run now. Its urgency can be compared with the urgency of other steps.
+- `WantedRun`: a step of a table that could run now. The urgency of a wanted step can be compared with the urgency of
+  other steps.
 - `grouped`: the same step of several small tables shares a run. A hundred tables then cost only one start. Tables
   should not wait for each other. Urgent work therefore does not share a run with other work. Large work always has a
   separate run. If the step of one table fails in a shared run, the other tables are not affected (decision 0037).
@@ -45,7 +46,7 @@ from storage_core.write.ingest.progress import versions
 LATE_SECONDS = 3600
 """Work that has waited for this number of seconds gets the priority of fresh data."""
 
-# The cost of a start in bytes. In the time of one start, a run could read this number of bytes.
+# The cost of starting a run, as the number of bytes that a run could read in the same time.
 _START_BYTES = 64 * 2**20
 
 
@@ -98,7 +99,7 @@ class WantedRun:
 
     @property
     def partition(self) -> str | None:
-        """The partition that Dagster requires for a run of all windows. It is the newest window of the work."""
+        """The newest window of the work, as the partition that Dagster requires for a run of all windows."""
         span = span_of(self.declaration) if self.job == "compact" else None
         window = None if span is None else span.partition_of(self.due.newest)
         return None if span is None else partition_key(span.newest if window is None else window)
@@ -115,7 +116,7 @@ MOST_TABLES = 100
 """The limits of a shared run. A shared run reads at most `MOST_BYTES` bytes and has at most `MOST_TABLES` tables."""
 
 Group = list[WantedRun]
-"""The work of one run. It is one step of one table, or the same step of several tables."""
+"""The work of one run: one step of one table, or the same step of several tables."""
 
 
 def grouped(chosen: Iterable[WantedRun], *, most_tables: int = MOST_TABLES) -> list[Group]:

@@ -1,4 +1,4 @@
-"""The upkeep sensor. The upkeep sensor. It reads the states of all tables in turn, and requests the most urgent runs.
+"""The upkeep sensor, which reads the states of all tables in turn and requests the most urgent runs.
 
 The sensor does not request a step of a table in these cases:
 
@@ -61,8 +61,8 @@ WHOLE_LOOK_SECONDS = 900
 
 Some work appears only because time passes.
 
-For example, a window becomes cold. If the sensor knows when such work will be due, it reads the table at that time. For
-example, the sensor knows when a writer will have been silent for long enough.
+For example, a window becomes cold. If the sensor knows when time-dependent work will be due, it reads the table at that
+time. For example, the sensor knows when a writer will have been silent for long enough.
 """
 
 
@@ -91,9 +91,9 @@ class TickLimits:
 class PendingWorkFinder:
     """Finds the pending work of tables for one sensor.
 
-    Not thread-safe. The object remembers the last state of each table and the requested runs. It also remembers since
-    when each step waits. `requests` counts the requests of this object to storage. If `root` and `declared_now` are
-    given, each tick reads the current shared settings and the currently declared tables.
+    Not thread-safe. The object remembers the last state of each table and the requested runs. The object also remembers
+    since when each step waits. `requests` counts the requests of this object to storage. If `root` and `declared_now`
+    are given, each tick reads the current shared settings and the currently declared tables.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ class PendingWorkFinder:
 
 
 def build_upkeep_sensor(jobs: Sequence[Job], upkeep: PendingWorkFinder, automation: Automation) -> SensorDefinition:
-    """Return the sensor. It may request runs of `jobs`, and it maintains the tables of `upkeep`."""
+    """Return the sensor, which may request runs of `jobs` and maintains the tables of `maintenance`."""
     left_out = sum(not automation.looks_after(each) for each in automation.tables)
     return SensorDefinition(
         name=f"{automation.prefix}{UPKEEP_SENSOR}",
@@ -297,7 +297,7 @@ def build_upkeep_sensor(jobs: Sequence[Job], upkeep: PendingWorkFinder, automati
 def _requests_of(inputs: TableInputs) -> int:
     """Return the number of requests to read the whole state.
 
-    These are the check of the table, the requests to its store, and the listings.
+    The number includes the check of the table, the requests to its store, and the listings.
     """
     of_table = sum(inputs.table.store.requests.values()) if inputs.table else 0
     spec = inputs.declaration.landing_spec()

@@ -1,4 +1,4 @@
 """The processes of Dagster and the warm Spark server.
 
-The package starts them and restarts them after an unexpected end.
+The package starts the processes and restarts each process after an unexpected end.
 """

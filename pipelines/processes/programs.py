@@ -155,7 +155,7 @@ class Service(StrEnum):
 class Address:
     """The address of the code server: a local socket, or a host and a port.
 
-    Anyone who can connect to it can run code there.
+    Anyone who can connect to the address can run code in the code server.
     """
 
     socket: str | None = None

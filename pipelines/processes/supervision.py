@@ -70,7 +70,7 @@ class SupervisedProgram:
             _signal(group, signal.SIGINT)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """Start the program in its own process group. Remember the groups of earlier starts that still exist."""
+        """Start the program in its own process group. Remember the earlier process groups that still exist."""
         process = start_program(self._command, self._environment, process_group=0)
         self._groups = [*filter(_signal, self._groups), process.pid]
         return process
@@ -165,7 +165,7 @@ def _signal(group: int, number: int = 0) -> bool:
     """Send the signal to the process group. For 0, send no signal. Return whether the group exists."""
     try:
         os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):  # macOS raises this for a group that has ended
+    except (ProcessLookupError, PermissionError):  # macOS raises `PermissionError` for a group that has ended
         return False
     return True
 

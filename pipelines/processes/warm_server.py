@@ -200,7 +200,7 @@ def _free_port() -> int:
 
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """Run the block under a lock. Only one process at a time runs such a block for this file.
+    """Run the block under a lock. Only one process at a time holds the lock for this file.
 
     Raises `Unavailable` if the folder of the file is not private.
     """

@@ -1,13 +1,13 @@
 """Dagster's webserver with a guard. The guard refuses requests from pages of other sites.
 
-The program is `python -m pipelines.processes.webserver`. It adds two parts to Dagster's webserver:
+The program is `python -m pipelines.processes.webserver`. The program adds two parts to Dagster's webserver:
 
 - The report of all tables. If a page of a server links to a local file, a browser does not open the file. The asset
   `report/written` therefore links to the report on this webserver.
 - A guard against pages of other sites (decision 0040). A browser sends the requests of any page to any address. An
   attacker's host name may also point to the loopback address. The guard checks headers that only the browser sets and
-  that a page cannot change. They are `Host`, `Origin`, `Sec-Fetch-Site` and the content type. Programs send neither
-  `Origin` nor `Sec-Fetch-Site`, so the guard does not affect them.
+  that a page cannot change. The checked headers are `Host`, `FileOrigin`, `Sec-Fetch-Site` and the content type.
+  Programs send neither `Origin` nor `Sec-Fetch-Site`, so the guard does not affect them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ A form of a page cannot send these types.
 class BrowserGuard:
     """An ASGI application that forwards only the requests of its own pages and of programs.
 
-    It answers every other request with 403.
+    The application answers every other request with 403.
     """
 
     def __init__(self, app: ASGIApp, hosts: Iterable[Authority]) -> None:
@@ -135,7 +135,7 @@ def _refused_content(scope: Scope, headers: Headers) -> str | None:
 def _changes(text: str) -> bool:
     """Return whether a GraphQL document contains an operation that is not a query.
 
-    The operation counts even if the request does not select it for execution.
+    The result is True even if the request does not select the operation for execution.
     """
     try:
         operations = [each for each in parse(text).definitions if isinstance(each, OperationDefinitionNode)]
@@ -149,7 +149,7 @@ def _changes(text: str) -> bool:
 def _deny_framing(send: Send) -> Send:
     """Return a `send` that prevents other sites from showing the answers in a frame.
 
-    An attacker could use such a frame to steal clicks.
+    An attacker could use a frame with the answers to steal clicks.
     """
 
     async def send_framed(message: Message) -> None:
@@ -170,7 +170,7 @@ _NO_REPORT = "No report is written yet: materialize the asset report/written, or
 
 
 def app_of(context: WorkspaceProcessContext, report: Path, hosts: Iterable[str] = ()) -> Starlette:
-    """Return Dagster's application with the report file at `REPORT_PATH`. It refuses requests from other sites.
+    """Return Dagster's application, guarded against other sites, with the report file at `REPORT_PATH`.
 
     If the report is missing, the answer explains how to write a report. `hosts` contains the names under which people
     reach the webserver. The names of the loopback address are always valid.

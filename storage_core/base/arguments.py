@@ -2,7 +2,8 @@
 
 If the type of an argument does not match its annotation, the check raises an error and the function does not run. The
 check reads each annotation as text, so it does not import any module. A union may contain a type name that this module
-does not know. For such a union, the check accepts every value, and the function itself must check the argument.
+does not know. For a union with an unknown type name, the check accepts every value, and the function itself must check
+the argument.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ need.
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Return a function that checks the arguments and then calls `function`.
 
-    For a wrong argument, it raises `InvalidInput`.
+    For a wrong argument, the returned function raises `InvalidInput`.
     """
     signature = inspect.signature(function)
     tests = {name: (test, wanted) for name, test, wanted in _tests(signature)}

@@ -1,4 +1,4 @@
-"""The errors that Tidemark raises. They are grouped by the action that the caller must take.
+"""The errors that Tidemark raises, grouped by the action that the caller must take.
 
     TidemarkError
     ├── InvalidInput        correct the call or the data (also a ValueError)
@@ -95,7 +95,7 @@ class CommitConflict(TidemarkError):
 
 
 class Fenced(TidemarkError):
-    """A holder with a higher token owns the resource. This process must stop working on it."""
+    """A holder with a higher token owns the resource. This process must stop working on the resource."""
 
     kind = "fenced"
     exit_code = 6
@@ -347,7 +347,7 @@ def panicked(error: BaseException) -> bool:
 def refusal_in(text: str) -> OSError | None:
     """Return an `OSError` if the text of an error describes a refusal by the system.
 
-    The function is for errors with a class that does not show the refusal.
+    Use this function for errors whose class does not identify a refusal by the system.
 
     Return None if the text does not describe a refusal.
     """
@@ -362,9 +362,9 @@ def out_of_memory(error: BaseException) -> bool:
 
     The error may come from Python, Arrow, DuckDB, the system, Rust or a thread.
 
-    The function checks the class of the error first, because the text may quote a query or a value. It uses the text
-    only if the class has no other meaning. For an `OSError` without a number, the result is True only if the text has
-    DuckDB's prefix. Arrow streams raise such errors, because they keep only the text of an error.
+    The function checks the class of the error first, because the text may quote a query or a value. The function uses
+    the text only if the class has no other meaning. For an `OSError` without a number, the result is True only if the
+    text has DuckDB's prefix. Arrow streams raise such errors, because they keep only the text of an error.
     """
     match error:
         case MemoryError():

@@ -1,21 +1,21 @@
 """The current process: its identity, locks, private folders and temporary files.
 
-- **Identity**: a writer or lease belongs to the process that opened it. It does not belong to a copy that fork() makes
-  of this process (decision 0011). `HomeProcess` detects such a copy.
-- **Headroom**: `check_free_resources` runs before native code. It checks that the system grants the files and the
-  address space that the native code needs.
+- **Identity**: a writer or lease belongs to the process that opened it. A writer or lease does not belong to a copy
+  that fork() makes of this process (decision 0011). `HomeProcess` detects such a copy.
+- **Headroom**: `check_free_resources` runs before native code. `check_free_resources` checks that the system grants the
+  files and the address space that the native code needs.
 - **Private folders**: only this user can write to a private folder. The folders contain data that a process trusts
   later: programs, settings, tokens, cached bytes.
-- **Temporary files**: `scratch_folder` is the only source of temporary files. Each of its folders has a lock. With the
-  lock, a later process can recognize and remove the folders of a killed process.
+- **Temporary files**: `scratch_folder` is the only source of temporary files. Each temporary folder has a lock. With
+  the lock, a later process can recognize and remove the folders of a killed process.
 - **Lease holders**: `holder_of` returns a text that identifies the holder of a lease. With this text, other processes
   can recognize a dead holder.
 
 The text of a lease holder is `<run>@<host>/<boot>/<process namespace>/<process id>/<start of the process>`. The holder
 is dead if its process belonged to this machine and process namespace and no longer exists. Other processes then do not
-wait until its lease expires. The check does not work for a process of another machine or namespace, so the lease of
-such a process must expire first. If the check gives a wrong result, work is repeated but no row is lost. The log fences
-a holder that lost its lease.
+wait until the lease of the dead holder expires. The check does not work for a process of another machine or namespace,
+so the lease of such a process must expire first. If the check gives a wrong result, work is repeated but no row is
+lost. The log fences a holder that lost its lease.
 """
 
 from __future__ import annotations
@@ -133,10 +133,10 @@ def check_free_resources(subject: str, *, size: int = 0, reserved: int = 0) -> I
     """Raise `Unavailable` before native code runs, if the system would refuse a resource that the code needs.
 
     DuckDB, Arrow, DataFusion and tantivy end the process if the system refuses a file, a thread or address space.
-    Therefore this function requests the files and the address space first and releases them immediately. It does not
-    touch the requested memory, so it uses no memory page. The function does not request descriptors for data files,
-    because the libraries report an error if they cannot open a data file. For errors inside the block, the function
-    raises the same errors as `typed`.
+    Therefore this function requests the files and the address space first and releases them immediately. The function
+    does not touch the requested memory, so it uses no memory page. The function does not request descriptors for data
+    files, because the libraries report an error if they cannot open a data file. For errors inside the block, the
+    function raises the same errors as `typed`.
 
     Args:
         subject: The name in the error.
@@ -251,7 +251,7 @@ def scratch_folder(what: str, parent: Path | None = None) -> Iterator[Path]:
     try:
         yield path
     finally:
-        if home.is_here:  # a copy by fork() does not remove it
+        if home.is_here:  # a copy by fork() does not remove the folder
             _remove(path)
         os.close(lock)
 
@@ -331,7 +331,7 @@ def _lock(folder: Path) -> int | None:
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = Path("/proc/self/ns/pid")
-_ENDED = "ZX"  # killed, but its parent has not reaped it yet. It does no more work.
+_ENDED = "ZX"  # states of a process that ended and does no more work, but that its parent has not reaped
 
 
 def holder_of(run_id: str | None, process: int | None = None) -> str:

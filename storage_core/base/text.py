@@ -1,9 +1,8 @@
 """The form of texts, numbers and values in messages and listings.
 
 - Readable numbers and lists: `1 row`, `2 rows`, or the first names and the number of the remaining names.
-- Texts and values from outside. They get a limited length, and characters that control a terminal are removed or
-  escaped.
-- The search for repeated names. It takes linear time, because the input may be untrusted.
+- Texts and values from outside get a limited length, and characters that control a terminal are removed or escaped.
+- The search for repeated names takes linear time, because the input may be untrusted.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def first_of(items: Sequence[object], most: int) -> list[object]:
 
 
 def capitalized(text: str) -> str:
-    """Return the text with a capital first letter. The result can follow another sentence."""
+    """Return the text with a capital first letter. The result can be the first word of a sentence."""
     return text[:1].upper() + text[1:]
 
 
@@ -50,9 +49,9 @@ _LONGEST_NAME = 100
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Return `. Did you mean 'x'?` with the most similar known name, or an empty text if no known name is similar.
+    """Return a text that suggests the most similar known name, or an empty text if no known name is similar.
 
-    At most 1,000 names are compared.
+    The text has the form `. Did you mean 'x'?`. The function compares at most 1,000 names.
     """
     import difflib  # imported here because only an unknown name needs it
 
@@ -165,7 +164,7 @@ def printable(text: str) -> str:
 
 
 class PrintableFormatter(logging.Formatter):
-    """A formatter for log lines on a terminal. It escapes texts, because they may come from an untrusted store."""
+    """A formatter for log lines on a terminal that escapes texts, which may come from an untrusted store."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the printable text of the record."""
@@ -182,8 +181,8 @@ def log_to_stderr(level: int) -> None:
 def without_locations(text: str) -> str:
     """Return the text with `…` in place of everything after a URI's scheme. This part of a URI may contain a secret.
 
-    The function does not change a URI that is already shortened, as in `s3://…`. It also does not change examples in
-    advice, such as `s3://bucket/prefix`.
+    The function does not change a URI that is already shortened, as in `s3://…`. The function also does not change
+    examples in advice, such as `s3://bucket/prefix`.
     """
     return _LOCATION.sub(r"\1…", text)
 

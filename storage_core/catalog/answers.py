@@ -54,7 +54,7 @@ class CompactionCandidate:
 class FoundSplit:
     """A live split that may contain a row of the query.
 
-    The bounds of the split are strings. Their keys are stored column names, as in the log.
+    The bounds of the split are strings. The keys of the bounds are stored column names, as in the log.
     """
 
     split_id: str
@@ -115,7 +115,7 @@ class Refreshed:
 
 
 def record(kind: type[_Row], row: Mapping[str, Any], **more: object) -> _Row:
-    """Return a record of this kind. Its fields come from the columns of `row` with the same names, and from `more`."""
+    """Return a record of this kind, with fields from `more` and from the columns of `row` with the same names."""
     names: tuple[str, ...] = kind.__slots__  # type: ignore[attr-defined]  # every record here has slots
     return kind(**{name: row[name] for name in names if name not in more}, **more)
 

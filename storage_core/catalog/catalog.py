@@ -1,8 +1,8 @@
 """The SQL catalog: a cache of transaction logs in a SQL database, for queries over all tables (decision 0035).
 
-All of its content is derived from the logs. For each table, the catalog stores the last version that it applied from
-the log. A catalog can be created again at any time. No decision depends on the catalog. A table that is opened through
-the catalog still reads its own log.
+All content of the catalog is derived from the logs. For each table, the catalog stores the last version that it applied
+from the log. A catalog can be created again at any time. No decision depends on the catalog. A table that is opened
+through the catalog still reads its own log.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def require_read_statement(statement: str, place: str) -> None:
 
     Raise the error also if the database would get only a part of the statement.
     """
-    if "\0" in statement:  # PostgreSQL's driver would end the statement there
+    if "\0" in statement:  # PostgreSQL's driver would end the statement at a null character
         raise InvalidInput(f"{place}: the statement contains a null character. Leave it out", place=place)
     if any("\ud800" <= each <= "\udfff" for each in statement):
         raise InvalidInput(
@@ -135,7 +135,7 @@ A role counts even if its rights are not inherited, because a member can switch 
 def require_reader(connection: Connection, place: str) -> None:
     """Raise `InvalidInput` if the PostgreSQL session can get rights over the server.
 
-    The error explains how to fix this.
+    The error explains how to remove these rights.
     """
     with connection.begin_nested() as whole:
         # The check uses the role of the login, even if a connection pool has set another role for the session.
@@ -155,7 +155,7 @@ def require_reader(connection: Connection, place: str) -> None:
 
 ATTEMPTS: Final = 6
 BUSY_SECONDS: Final = 30
-"""The number of seconds that SQLite waits for another writer. After this time it reports that the database is busy."""
+"""The number of seconds that SQLite waits for another writer before it reports that the database is busy."""
 
 _SQLITE_BUSY: Final = frozenset({5, 6})
 _SQLITE_NOT_A_DATABASE: Final = 26
@@ -191,8 +191,7 @@ class Database:
     ids: Ids = field(default_factory=SystemIds, kw_only=True)
 
     def write(self, work: Callable[[Connection], _Made]) -> _Made:
-        """Run `work` in a transaction, commit it, and return the result of `work`. If `work` raises, nothing is
-        committed.
+        """Run `work` in a transaction, commit, and return the result. If `work` raises, nothing is committed.
 
         If another transaction conflicts or the connection breaks, the transaction is tried again a few times. `work`
         must therefore change nothing outside the database.
@@ -368,7 +367,7 @@ def _as_transactions(engine: Engine) -> None:
 @contextmanager
 def _reading(connection: Connection) -> Iterator[None]:
     """Make the transaction read-only. In SQLite, the whole connection is read-only until the end of the block."""
-    if connection.dialect.name == "postgresql":  # PostgreSQL's connection options already do this
+    if connection.dialect.name == "postgresql":  # connection options already make PostgreSQL read-only
         yield
         return
     connection.exec_driver_sql("PRAGMA query_only=1")

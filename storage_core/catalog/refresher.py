@@ -6,8 +6,8 @@ continued, its commit of the known version has another id. If a table was moved,
 location. A location may also contain another table than before.
 
 Every function here works within the given transaction. A version is applied only if the catalog contains the version
-directly before it. The first statement of each transaction checks this. Several processes may refresh the same table.
-One process then applies a version, and the others see that it is applied.
+directly before it. The first statement of each transaction checks the version in the catalog. Several processes may
+refresh the same table. One process then applies a version, and the others see that it is applied.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def bulk(connection: Connection, splits: int) -> Iterator[None]:
 
 
 def _is_new(connection: Connection, splits: int) -> bool:
-    """Return True if the new splits are most of all splits.
+    """Return True if the new splits are at least half as many as the splits in the catalog.
 
     In PostgreSQL, return True only if there are no other splits.
     """
@@ -199,7 +199,7 @@ _NOTHING: Final[Row] = MappingProxyType({})
 _WITHOUT_VALUES: Final[Row] = MappingProxyType(
     dict.fromkeys(("min_values", "max_values", "regexes", "partition_values", "min_time_us", "max_time_us"))
 )
-"""Columns that become null in the row of a removed split. Their values may belong to forgotten rows."""
+"""Columns that become null in the row of a removed split. The values of these columns may belong to forgotten rows."""
 _NO_TOTALS: Final = {"splits": 0, "rows": 0, "bytes": 0, "longest_time_us": 0}
 
 
@@ -211,7 +211,7 @@ def load(
     about: TableEntry,
     actions: Sequence[Action],
 ) -> None:
-    """Load the snapshot as the content of the table. `files` are its live splits.
+    """Load the snapshot as the content of the table. `files` are the live splits of the snapshot.
 
     First, all entries of the table are removed, and all entries of another table at its URI. `actions` are the actions
     of the snapshot's version, if this version is retained.
@@ -525,7 +525,7 @@ class Refresher:
         return head, applied
 
     def _load(self, found: TableEntry | None, reason: str) -> str:
-        """Load the table and return the reason.
+        """Load the table and return the reason for the load.
 
         Return an empty text if the catalog has changed since `found` was read.
         """
@@ -540,7 +540,7 @@ class Refresher:
         since = None if elsewhere is None else elsewhere.first_version
         try:
             return reason if self._load_from(snapshot, since, found, elsewhere) else ""
-        except CommitConflict:  # another process has loaded it
+        except CommitConflict:  # another process has loaded the table
             return ""
 
     def _load_from(self, head: Snapshot, since: int | None, *expected: TableEntry | None) -> bool:

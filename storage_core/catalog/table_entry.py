@@ -29,10 +29,10 @@ from storage_core.maintain.clone import record_of
 
 # Conversion of splits between columns of the log and columns of the database.
 #
-# Bounds, null counts and expressions are JSON objects. Their keys are column positions. If columns have changed, the
-# position of a column is its id. Otherwise the position is the place of the column in the schema, counted from 1. A
-# position never belongs to another column later. Numbers and booleans are JSON values, spelled as in the log. All other
-# values are text. A round trip loses no information.
+# Bounds, null counts and expressions are JSON objects. The keys of the objects are column positions. If columns have
+# changed, the position of a column is its id. Otherwise the position is the place of the column in the schema, counted
+# from 1. A position never belongs to another column later. Numbers and booleans are JSON values, spelled as in the log.
+# All other values are text. A round trip loses no information.
 
 
 _NUMBER: Final = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?$"
@@ -198,7 +198,7 @@ def _bound(maps: pa.MapArray, name: str, kind: pa.DataType) -> pa.Array:
 
 
 def _objects(maps: pa.MapArray, columns: Columns | None, *, raw: bool | None = None) -> pa.Array:
-    """Return each map as a JSON object. The keys are column positions. Without `columns`, they are the keys of the map.
+    """Return each map as a JSON object. The keys are column positions, or the keys of the map without `columns`.
 
     Null stays null. Values are JSON if `raw` is True, and text if it is False. If `raw` is None, the type of the column
     decides.

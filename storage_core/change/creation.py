@@ -74,7 +74,7 @@ ColumnType: TypeAlias = pa.DataType | str
 class ColumnChange:
     """A change of one column: the operation name in the history, and the function that changes the schema.
 
-    `make` gets a schema with column ids. `make` returns the same schema if there is nothing to change. It raises
+    `make` gets a schema with column ids. `make` returns the same schema if there is nothing to change. `make` raises
     `InvalidInput` if the change is not possible.
     """
 
@@ -358,7 +358,7 @@ def altered(snapshot: Snapshot, change: ColumnChange) -> Snapshot | None:
 
 @dataclass(frozen=True, slots=True)
 class GrownTable:
-    """The planned version of a table, with the columns that landed files need. It is not committed yet.
+    """The planned and not yet committed version of a table, with the columns that landed files need.
 
     - `snapshot`: the planned version with the new schema.
     - `added`, `widened`: the new and the wider columns, each with its type.
@@ -371,7 +371,7 @@ class GrownTable:
     refused: Mapping[str, str]
 
     def without_changes(self, before: Snapshot) -> GrownTable:
-        """Return the result of a run that adds no rows. Such a run changes no column of the table `before`."""
+        """Return the result of a run that adds no rows and therefore does not change the columns of `before`."""
         return GrownTable(before, {}, {}, self.refused)
 
     @property

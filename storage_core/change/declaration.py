@@ -122,7 +122,7 @@ def _described(schema: Mapping[str, object]) -> Callable[[dict[str, Any]], None]
 def _group(name: str, about: str) -> tuple[Any, Any]:
     """Return the pydantic type and default of a group of settings.
 
-    If a table has no `late_data`, this group has no value.
+    If a table has no `late_data`, the group `late_data` has no value.
     """
     parts = {
         each.name.removeprefix(f"{name}."): _field(each)
@@ -183,7 +183,7 @@ class TableDeclaration(_Settings):
     )
     schedule: ScheduleDeclaration = Field(
         default=ScheduleDeclaration(),
-        description='a cron line (UTC) per step: `{compact: "0 2 * * *"}`. Without one, a step runs when needed',
+        description='a cron line (UTC) per step: `{compact: "0 2 * * *"}`. Without a cron line, a step runs when needed',
     )
     upkeep: UpkeepDeclaration = Field(
         default=UpkeepDeclaration(),
@@ -193,7 +193,7 @@ class TableDeclaration(_Settings):
     automation: Switch | None = Field(
         default=None,
         description="`on`: the sensors and schedules of maintenance start by themselves for this table. "
-        "`off`: they ignore the table",
+        "`off`: the sensors and schedules ignore the table",
     )
     backfill_job: bool = Field(default=False, description="a job `NAME_backfill`, for `dagster job backfill`")
     owners: Owners = Field(default=(), description="`[ann@example.com, team:data]`: on every asset of the table")
@@ -321,7 +321,7 @@ class TableDeclaration(_Settings):
 
     @classmethod
     def _require_timestamps(cls, landing: LandingDeclaration, given: Mapping[str, Any]) -> None:
-        """Raise `InvalidInput` unless `times` contains only timestamp columns, without the column of `time_format`."""
+        """Raise `InvalidInput` if `times` contains the column of `time_format` or a column that is not a timestamp."""
         require_columns([*landing.times], given["columns"])
         for name in landing.times:
             if not given["columns"][name].type.startswith("timestamp"):

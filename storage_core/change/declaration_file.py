@@ -263,7 +263,7 @@ def read_automation(root: Path) -> AutomationDeclaration:
 
 
 def is_text(given: str | Path) -> bool:
-    """Return whether this is the text of a declaration and not a path. `text_of` returns such a text."""
+    """Return whether this is not a path but the text of a declaration, which `text_of` returns."""
     return str(given).startswith("{")
 
 
@@ -371,7 +371,7 @@ def _of_a_value(field: str, text: str) -> str:
 
 
 def _known_fields(model: type[Closed], way: Sequence[str | int]) -> list[str]:
-    """Return the fields of the mapping at this place of a declaration. If they are unknown, return no fields."""
+    """Return the fields of the mapping at this place of a declaration, or no fields if the mapping is unknown."""
     fields = model.model_fields
     for part in way:
         if isinstance(part, int):

@@ -447,7 +447,7 @@ def _spark(text: str) -> str:
 
 
 def require_columns(names: tuple[str, ...] | list[str], columns: Mapping[str, object] | None) -> None:
-    """Raise `InvalidInput` if a name is not among the columns. The error contains each such name.
+    """Raise `InvalidInput` if a name is not among the columns. The error contains each unknown name.
 
     Accept all names if the columns are unknown.
     """

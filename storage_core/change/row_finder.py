@@ -48,7 +48,7 @@ from storage_core.store.meter import all_of, prefetch
 SPLITS_AT_ONCE: Final = 16
 PIECES_AT_ONCE: Final = 8
 HELD_BYTES: Final = 128 * 2**20
-"""The approximate memory of the row groups that are read concurrently. A single row group may need more."""
+"""The approximate memory of the row groups that are read concurrently. A single row group may need more memory."""
 
 NEAR_AT_ONCE: Final = 4
 TOGETHER_BYTES: Final = 16 * 2**20
@@ -92,7 +92,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted(Generic[Used]):
-    """The needed row groups of one split. They are read one after the other."""
+    """The needed row groups of one split. The row groups are read one after the other."""
 
     pieces: Sequence[Piece]
     schema: pa.Schema

@@ -51,8 +51,8 @@ from storage_core.store.meter import all_of
 class Changed:
     """The outcome of a statement.
 
-    - `version`: the version of the commit. If nothing was committed, it is the version that was read.
-    - `commit_id`: the id of the commit. It is empty if nothing was committed.
+    - `version`: the version of the commit. If nothing was committed, `version` is the version that was read.
+    - `commit_id`: the id of the commit. The id is empty if nothing was committed.
     - `rows`, `splits`: the number of deleted, updated or replaced rows, and the number of splits that contained these
       rows.
     - `rows_added`, `splits_added`: the number of added rows, and the number of new splits.
@@ -178,7 +178,7 @@ class Assignments:
         ):
             place += "_"
         numbered = rows.select(self._read(rows.column_names)).append_column(place, pa.array(np.arange(rows.num_rows)))
-        chosen = ", ".join(f"({each.sql})" for each in self.expressions.values())  # no aliases, which others could read
+        chosen = ", ".join(f"({each.sql})" for each in self.expressions.values())  # expressions could read an alias
         text = f"SELECT {place}, {chosen} FROM {TABLE}"  # noqa: S608  # expressions were checked
         errors = query_errors("update", (), limits, columns=rows.column_names)
         given = Rows(numbered.schema, lambda: _batches(numbered))  # a sandbox keeps no session for rows in memory

@@ -8,10 +8,10 @@ the region. If a manual region has an unmerged record of the key, the new record
 therefore never has unmerged records in two regions.
 
 Rows of a keyed table are read at `latest`. The records are written only if no other writer wrote to the region after
-this read. For this check, the statement reads the manifest of the region before it reads the rows. Then it claims the
-region with this manifest, like a merge. The log of the region must have received no entry since the statement read the
-manifest. So the statement never uses old values of a row that another process changed. A live writer is not fenced. The
-writer claims the region again and continues (decision 0013).
+this read. For this check, the statement reads the manifest of the region before it reads the rows. Then the statement
+claims the region with this manifest, like a merge. The log of the region must have received no entry since the
+statement read the manifest. So the statement never uses old values of a row that another process changed. A live writer
+is not fenced. The writer claims the region again and continues (decision 0013).
 """
 
 from __future__ import annotations
@@ -263,8 +263,8 @@ def overwrite(
 def upsert(target: Target, rows: Rows, on: Sequence[str]) -> tuple[Changed, Snapshot]:
     """Add rows, and replace the rows that have the same values in the columns `on`, in one commit.
 
-    Raises `InvalidInput` if two given rows have the same values in `on`. Raises it also if a given row has no value in
-    `on`.
+    Raises `InvalidInput` if two given rows have the same values in `on`. Also raises `InvalidInput` if a given row has
+    no value in `on`.
     """
     keys = _key_columns(target.head, on)
     (given,) = fitting(read_whole(rows), *_fitted(target))
@@ -328,7 +328,7 @@ def update_by_key(
 def _builder(snapshot: Snapshot) -> RecordBuilder:
     """Return the record builder.
 
-    An update of a map replaces the whole map. This is also true if patches of the column merge map entries.
+    An update of a map replaces the whole map, even if patches of the column merge map entries.
     """
     return RecordBuilder(snapshot.schema, snapshot.config.primary_key, nonzero=snapshot.config.nonzero_vectors)
 
@@ -346,8 +346,8 @@ def require_append_table(snapshot: Snapshot, uri: str) -> None:
 def required_filter(condition: object, verb: str, schema: pa.Schema) -> Filter:
     """Return the required filter of a statement, for a table with this schema.
 
-    Raises `InvalidInput` if there is no condition, or the condition is not a boolean. Raises it also if a second
-    evaluation of the condition could give another result.
+    Raises `InvalidInput` if there is no condition, or the condition is not a boolean. Also raises `InvalidInput` if a
+    second evaluation of the condition could give another result.
     """
     found = None if isinstance(condition, str) and not condition.strip() else wanted_filter(condition)
     if found is None:

@@ -212,8 +212,8 @@ def translate(
     """Store the translation from input rows to output rows, and return its action. One PUT.
 
     The function compares the translation with the order of the written rows. The function returns None if the rows of
-    an input change their order. It also returns None if there are too many inputs. The outputs then need new index
-    segments. Raises `CommitUnknown` if the store did not report the outcome and does not have the object.
+    an input change their order. The function also returns None if there are too many inputs. The outputs then need new
+    index segments. Raises `CommitUnknown` if the store did not report the outcome and does not have the object.
     """
     if len(inputs) > MOST_INPUTS or not outputs:
         return None
@@ -244,7 +244,7 @@ Floats = npt.NDArray[np.float64]
 _STEPS = 4
 """Number of samples of each input per part.
 
-With this number, the rows between two cuts fill at most half of a part.
+With this number of samples, the rows between two possible cuts of the merge fill at most half of a part.
 """
 
 _MOST_TASKS = 64
@@ -272,12 +272,12 @@ class Sample:
 
 
 Sampled = Callable[[Sequence[CompactionTask]], Sequence[Sample]]
-"""A function with tasks as its argument. It calls `sample` for each task and returns the results."""
+"""A function that calls `sample` for each task in its argument and returns the results."""
 
 Located = Callable[[Sequence[CompactionTask], pa.Table], Sequence[Sequence[Sequence[int]]]]
 """A function with tasks and keys as its arguments.
 
-It calls `locate` for each task with the keys, and returns the results.
+The function calls `locate` for each task with the keys, and returns the results.
 """
 
 
@@ -437,7 +437,7 @@ def _located(split: OpenSplit, context: SplitContext, keys: pa.Table) -> list[in
 def _counted(rows: pa.Table, keys: pa.Table, order: SortOrder) -> Ints:
     """Return two counts for each key.
 
-    They are the rows that sort before the key, and the rows that do not sort after the key.
+    The counts are the number of rows before the key, and the number of rows that do not sort after the key.
     """
     count = keys.num_rows
     # Ties keep their order: the first copy of a key sorts before equal rows, and the second copy after them.

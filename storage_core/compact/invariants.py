@@ -22,9 +22,9 @@ from storage_core.log.actions import Add
 class Scope:
     """Compatibility scope. Two splits are compatible if and only if their scopes are equal.
 
-    The windows of the splits are checked separately. `schema_ref` identifies a family of union-compatible schemas. It
-    does not identify the exact columns. A split that lacks a new column is compatible (MC-4). `sort_schema` is the
-    recorded text without the name of the sort schema. The name does not affect the order.
+    The windows of the splits are checked separately. `schema_ref` identifies a family of union-compatible schemas.
+    `schema_ref` does not identify the exact columns. A split that lacks a new column is compatible (MC-4).
+    `sort_schema` is the recorded text without the name of the sort schema. The name does not affect the order.
     """
 
     table_id: str

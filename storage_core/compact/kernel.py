@@ -32,9 +32,10 @@ from storage_core.split.read import OpenSplit
 class Runs:
     """A merge order as runs: run i has `count[i]` rows of the input `input[i]`, starting at row `start[i]`.
 
-    All are int64 arrays.
+    `input`, `start` and `count` are int64 arrays.
 
-    All rows of a run have the same value in every sort column except the last sort column. A run is like a time series.
+    All rows of a run have the same value in every sort column except the last sort column. For example, a run contains
+    rows of a single time series.
     """
 
     input: Positions
@@ -95,7 +96,7 @@ class MergeOrder:
 
 
 def merge_order(inputs: Sequence[pa.Table], order: SortOrder) -> MergeOrder:
-    """Return the result of `order_of` for the rows of these tables. The function needs only their sort columns."""
+    """Return the result of `order_of` for the rows of these tables. The function reads only the sort columns."""
 
     def columns(name: str) -> list[pa.ChunkedArray | None]:
         return [table.column(name) if name in table.column_names else None for table in inputs]
@@ -184,7 +185,8 @@ def _offsets(input_rows: Sequence[int]) -> Positions:
 def _runs(positions: Positions, input_rows: Sequence[int], series: Mask) -> Runs:
     """Return the runs.
 
-    A run ends if the next output row is not the next row of the same input. It also ends if `series` marks a new run.
+    A run ends if the next output row is not the next row of the same input. A run also ends if `series` marks a new
+    run.
     """
     if len(positions) == 0:
         empty = np.empty(0, dtype=np.int64)
@@ -200,7 +202,8 @@ def _runs(positions: Positions, input_rows: Sequence[int], series: Mask) -> Runs
     breaks[0] = True
     firsts = np.flatnonzero(breaks)
     counts = np.diff(np.append(firsts, len(positions)))
-    # An empty input has the same end as the input before it. With `side="right"`, it is never selected.
+    # An empty input has the same end as the input before it. With `side="right"`, `searchsorted` never selects an empty
+    # input.
     ends = np.cumsum(np.asarray(input_rows, dtype=np.int64))
     inputs = np.searchsorted(ends, positions[firsts], side="right").astype(np.int64)
     return Runs(inputs, positions[firsts] - _offsets(input_rows)[inputs], counts)
@@ -225,7 +228,7 @@ class Route:
 
 
 def route(positions: Positions, rows: int) -> Route:
-    """Return the route of `rows` rows. Raise `Corrupt` (MC-1) unless each row has exactly one place."""
+    """Return the mapping of `rows` rows. Raise `Corrupt` (MC-1) unless each row has exactly one place."""
     places = np.full(rows, _NULL, np.int64)
     inside = bool(np.all((positions >= 0) & (positions < rows)))
     if inside:
@@ -257,7 +260,7 @@ def require_same_values(name: str, inputs: Sequence[pa.Array], way: Route, taken
 
 
 def same_values(inputs: Sequence[pa.Array], way: Route, taken: pa.Array) -> bool:
-    """Return whether every value of the concatenated inputs is in `taken`, at the position that the route gives.
+    """Return whether the output `take_sandbox` contains each value of the concatenated inputs at the position in `way`.
 
     Numbers, embeddings and times are compared bit by bit. Strings and dictionaries are compared by value. Other nested
     values are compared by a 64-bit hash.
@@ -268,7 +271,7 @@ def same_values(inputs: Sequence[pa.Array], way: Route, taken: pa.Array) -> bool
         return not inputs or np.array_equal(_indices(taken).take(way.places), _places_in(taken.dictionary, inputs))
     plain = [chunk if chunk.type == taken.type else chunk.cast(taken.type) for chunk in inputs]
     whole = pa.concat_arrays(plain) if plain else taken
-    if is_blob_or_text(taken.type):  # taking strings back is faster than hashing them
+    if is_blob_or_text(taken.type):  # restoring the input order is faster than hashing strings
         return bool(taken.take(pa.array(way.places)).equals(whole))
     if whole.null_count != taken.null_count:
         return False
@@ -280,7 +283,7 @@ def same_values(inputs: Sequence[pa.Array], way: Route, taken: pa.Array) -> bool
 def _places_in(dictionary: pa.Array, columns: Sequence[pa.DictionaryArray]) -> Words:
     """Return the position in `dictionary` of each value of the concatenated columns.
 
-    -1 is null, and -2 is a value that `dictionary` does not contain.
+    The position -1 means null, and -2 means a value that `dictionary` does not contain.
     """
     distinct: dict[tuple[int, int, int], tuple[pa.Array, int]] = {}
     firsts, start = [], 0
@@ -409,8 +412,8 @@ def piece_rows(splits: Sequence[OpenSplit], schema: pa.Schema, piece_bytes: int 
 def pieces(splits: Sequence[OpenSplit], runs: Runs, schema: pa.Schema, rows: int) -> Iterator[pa.Table]:
     """Yield the output in pieces of `rows` rows. The last piece may be shorter.
 
-    Every row of the inputs is in the output once, with all of its values (MC-1, MC-2). The function checks this before
-    it yields a piece. Memory contains two pieces, and a batch of every input.
+    Every row of the inputs is in the output once, with all of its values (MC-1, MC-2). The function checks the values
+    of a piece before it yields the piece. Memory contains two pieces, and a batch of every input.
 
     Args:
         schema: the result of `output_schema`.
@@ -484,7 +487,7 @@ class _Input:
 def _require_forwards(local: Runs, counts: Positions, splits: Sequence[OpenSplit]) -> None:
     """Raise `Corrupt` (SS-1) if the output would change the order of the rows of an input.
 
-    This never happens for sorted inputs.
+    Sorted inputs never cause this error.
     """
     astray = (local.start < 0) | (local.start + local.count > counts[local.input])
     if np.any(astray):

@@ -6,10 +6,10 @@ The debt of a table is computed from the plans of the jobs themselves:
 - what the retention would remove (`planner.plan_expiry`)
 - the splits that made a merge fail, and that a compaction skips for some time (`mergeskip`)
 
-Three users need a plan of the next run. These are the run itself, callers that check for pending work, and the debt.
-All three use the same rule. A run consists of pieces. A piece is a merge, or a set of splits to rewrite in windows of
-another duration. The run and the budget select the pieces with this module. A run therefore reads exactly the bytes
-that the budget grants (decision 0037).
+Three users need a plan of the next run: the run itself, callers that check for pending work, and the debt.
+The three users of the plan use the same rule. A run consists of pieces. A piece is a merge, or a set of splits to
+rewrite in windows of another duration. This module selects the pieces for the run and for the budget. A run therefore
+reads exactly the bytes that the budget grants (decision 0037).
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class PendingCompaction:
     """The pending compaction of one window: its input, the number of its `merges`, and its reasons.
 
     The compaction reads `bytes` and writes about `live_bytes`. The compaction needs at least one GET per split in
-    `splits`. It writes about `outputs` splits with one PUT each, and at most one more split per merge.
+    `splits`. The compaction writes about `outputs` splits with one PUT each, and at most one more split per merge.
     """
 
     window_start: int | None

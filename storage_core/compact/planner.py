@@ -101,8 +101,8 @@ def plan_expiry(snapshot: Snapshot, *, retention_ms: int | None, now_ms: int) ->
 
 def has_left(files: pa.Table, *, retention_ms: int, now_ms: int) -> pa.ChunkedArray:
     """Return, for each row of a table of live splits, whether its window has expired. The result has no nulls."""
-    # It is correct to compare whole seconds with `<=`. At the window's end plus the retention, every row of the window
-    # is older than the retention.
+    # A comparison of whole seconds with `<=` is correct. At the window's end plus the retention, every row of the
+    # window is older than the retention.
     cutoff = pa.scalar((now_ms - retention_ms) // 1000, pa.int64())
     latest_start = pc.subtract(cutoff, files.column("windowSeconds").cast(pa.int64()))
     left = pc.less_equal(files.column("windowStart").cast(pa.int64()), latest_start)
@@ -154,7 +154,7 @@ class Grouped:
 def group(
     snapshot: Snapshot, *, windows: Collection[int | None] | None, skipped: Collection[str], now_ms: int
 ) -> Grouped:
-    """Return the live splits that may be compacted, in groups. They are ordered by window (null last), scope and age.
+    """Return the live splits that may be compacted, in groups, ordered by window (null last), scope and age.
 
     These splits are omitted:
 

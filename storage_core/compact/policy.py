@@ -9,22 +9,22 @@ at most once per merge level.
 
 A mature split is not merged. A split is mature if one of these is true:
 
-- It has half the target size.
-- It has half the rows that one merge may read.
-- It has the last merge level.
+- The split has half the target size.
+- The split has half the rows that one merge may read.
+- The split has the last merge level.
 
 A split that is older than two days is merged only with other splits older than two days.
 
-A group of a cold window is *finalized* if too many files are outside its sorted run. It is also finalized if more than
-a tenth of its bytes are outside the run. The whole group becomes one run of splits that do not overlap. The splits of
-the run have a number of merges that is above every merge level (decision 0015). The run consists of the splits with the
-greatest number of merges in the group. This number must be above `generations`. Splits that are added later have a
-smaller number. A merge by level that takes all splits of a group also finalizes the group.
+A group of a cold window is *finalized* if too many files are outside its sorted run. A group of a cold window is also
+finalized if more than a tenth of its bytes are outside the run. The whole group becomes one run of splits that do not
+overlap. The splits of the run have a number of merges that is above every merge level (decision 0015). The run consists
+of the splits with the greatest number of merges in the group. This number must be above `generations`. Splits that are
+added later have a smaller number. A merge by level that takes all splits of a group also finalizes the group.
 
 A merge that is too large for one task is executed in parts (`execute.divide`). Each part reads every *run*. A run is a
-single split. Or it consists of all splits with one number of merges, which is above the merge levels. If a group has
-more runs than a part can read, its oldest splits are first merged into runs. Each of these runs has its own number of
-merges (decision 0015).
+single split. A run can also consist of all splits with one number of merges, which is above the merge levels. If a
+group has more runs than a part can read, its oldest splits are first merged into runs. Each of these runs has its own
+number of merges (decision 0015).
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ A run of several splits counts twice, because a part may read two of its splits.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Splits:
-    """Splits as columns, with one row per split. They are ordered by group and then by age, oldest first.
+    """Splits as columns, with one row per split. The rows are ordered by group and then by age, oldest first.
 
     - `group`: the number of the group, from 0 without gaps.
     - `merges`: the number of merges that the split went through.
     - `bytes`: the size without deleted rows.
     - `rows`: the number of rows without deleted rows.
     - `added_ms`: the time when the split became live.
-    - `high_delete_ratio`: whether too many of its rows are deleted.
+    - `high_delete_ratio`: whether too many rows of the split are deleted.
     - `skipped`: whether merges skip the split for now.
     - `cold`: whether the window is cold, one element per group.
     """
@@ -97,8 +97,8 @@ class Rules:
 def choose(splits: Splits, rules: Rules) -> Merges:
     """Return the pending merges, ordered by group. No split is in two merges.
 
-    Equal columns give equal merges. The Python code takes one step per merge. It takes no step for a split or a group
-    without work. If plans and merges are repeated, every group reaches a state without further merges
+    Equal columns give equal merges. The Python code takes one step per merge. The Python code takes no step for a split
+    or a group without work. If plans and merges are repeated, every group reaches a state without further merges
     (`pipelines.commands.policy_simulation.simulate`).
     """
     if not len(splits.group):
@@ -218,8 +218,8 @@ def _into_runs(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Me
     for group in np.flatnonzero(excess > 0):
         begin, end = np.searchsorted(splits.group, [group, group + 1])
         single = begin + np.flatnonzero((free & (splits.merges < FINALIZED))[begin:end])
-        # Each merge replaces 256 runs by an output that counts as two runs. It therefore reduces the number of runs by
-        # `fewer`.
+        # Each merge replaces 256 runs by an output that counts as two runs. A merge therefore reduces the number of
+        # runs by `fewer`.
         fewer = MOST_RUN_INPUTS - 2
         taken = single[: excess[group] + 2 * -(-excess[group] // fewer)]
         found = [part for part in np.split(taken, range(MOST_RUN_INPUTS, len(taken), MOST_RUN_INPUTS)) if len(part) > 2]
@@ -254,7 +254,7 @@ def _runs(splits: Splits, wanted: Flags) -> Ints:
 
 
 def _by_generation(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Merges:
-    """Return the merges of splits of one merge level. They keep the write amplification constant per level.
+    """Return the merges within one merge level, which keep the write amplification constant per level.
 
     The rows of one lane have the same group, merge level and age class.
     """
@@ -305,9 +305,9 @@ class _Parts:
 
 
 def _parts(splits: Splits, rows: Ints, lane: Ints, rules: Rules, *, most: int, to_target: bool = False) -> _Parts:
-    """Cut every lane of these rows into parts that one merge may read. A part has at most `most` splits.
+    """Divide each lane of splits into parts that one merge may read. A part has at most `most` splits.
 
-    The cuts start at the oldest split of a lane. A split that is too large for a merge forms a part alone. With
+    The first part of a lane begins at the oldest split. A split that is too large for a merge forms a part alone. With
     `to_target`, parts end at the target size. `lane` is ascending.
     """
     place, end, size = np.arange(len(lane)), np.searchsorted(lane, lane, side="right"), splits.bytes[rows]
@@ -351,7 +351,7 @@ def _hops(following: Ints) -> Ints:
 
 
 def _many_small_files(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Merges:
-    """Return merges of the small splits of groups that do not become one run.
+    """Return merges of small splits, for groups that do not become one run.
 
     These groups are too large, have too many splits, or have too few late bytes.
     """
@@ -382,7 +382,7 @@ def _many_small_files(splits: Splits, groups: _Groups, free: Flags, rules: Rules
 def _high_delete_ratio(splits: Splits, free: Flags) -> Merges:
     """Return one merge for each split with a high delete ratio that no other merge reads.
 
-    The number of merges of such a split does not change, because its rows stay in one split.
+    The merge does not increase the split's number of merges, because the rows stay in one split.
     """
     rows = np.flatnonzero(splits.high_delete_ratio & free)
     return Merges(

@@ -81,8 +81,8 @@ def plan(
 ) -> list[RewindowTask]:
     """Return the tasks for splits with windows of the wrong duration, by window.
 
-    There are no tasks for a table without windows. The right duration is the duration of the table. If cold windows are
-    joined, the right duration is longer for windows that ended long enough ago. A compaction and this plan omit the
+    There are no tasks for a table without windows. The right duration is the duration of the table. If the table joins
+    cold windows, a longer duration is right for windows that ended long enough ago. A compaction and this plan omit the
     same splits:
     - splits without a sort schema, or with a sort schema that does not fit the table now
     - splits before the start of compaction
@@ -149,7 +149,7 @@ def _tasks(
         if (scope := scope_of(snapshot.table_id, add)) is not None:
             by_scope.setdefault((scope, duration), []).append(add)
     scopes = [scope for scope, _ in by_scope]
-    if order is not None:  # This order always fits the table. The order of the splits may not fit.
+    if order is not None:  # This order always fits the table. The order of the splits may not fit the table.
         scopes = [replace(scope, sort_schema=nameless(order.text)) for scope in scopes]
     contexts = contexts_of(snapshot, scopes)
     return [

@@ -176,9 +176,9 @@ def resource_of(wanted: WindowRange, window_seconds: int | None) -> str:
     """Return the lease of a run on these windows. Runs with different first windows can run concurrently.
 
     There is one lease per first window. Two runs on overlapping ranges with different starts have different leases. At
-    its commit, the second run then finds that its inputs were replaced. First windows share a lease if their distance
-    is a multiple of `LANES` windows. This limits the number of leases of a table. If ranges consist of whole days,
-    their starts differ by multiples of 24 or 96 windows. `LANES` is therefore a prime.
+    its commit, the second run then finds that its inputs were replaced. Two runs share a lease if the starts of their
+    first windows differ by a multiple of `LANES` windows. This limits the number of leases of a table. If ranges
+    consist of whole days, their starts differ by multiples of 24 or 96 windows. `LANES` is therefore a prime.
     """
     if wanted.null_only:
         lane = NULL_WINDOW
@@ -205,9 +205,9 @@ def _planned(work: Pieces) -> dict[str, object]:
 class GroupLimits:
     """The limits of a group of merges, and the limits of a task. Each group has one commit.
 
-    A group ends when it has `windows` windows. It also ends when its input reaches a certain size. This size is the
-    larger of `bytes` and the total input divided by `parts`. So a commit stays small, and a small run has one commit. A
-    large run has few commits, and loses only a few groups if its driver fails.
+    A group ends when it has `windows` windows. A group also ends when its input reaches a certain size. This size is
+    the larger of `bytes` and the total input divided by `parts`. So a commit stays small, and a small run has one
+    commit. A large run has few commits, and loses only a few groups if its driver fails.
 
     A task executes one large merge, or several small merges up to the limits `task_merges` and `task_bytes`. The start
     of a task costs more than a small merge.
@@ -379,7 +379,7 @@ def _note_failures(merges: Sequence[Executed], outcome: GroupsOutcome) -> None:
 
 
 def _windows_hit(error: TidemarkError, merges: Sequence[Executed]) -> set[Window]:
-    """Return the windows that contain the input in the error. If the error contains no input, return all windows."""
+    """Return the windows that read the split in the error, or all windows if the error contains no such split."""
     path = error.context.get("path") if isinstance(error, CommitConflict) else None
     hit = {each.window for each in merges if any(add.path == path for add in each.task.inputs)}
     return hit or {each.window for each in merges}
@@ -464,8 +464,8 @@ def rewindow(job: JobRun[Compact], planned: Sequence[RewindowTask]) -> GroupsOut
     """Execute the tasks and commit them in groups.
 
     If a task fails because of its inputs, the windows of the inputs fail. The inputs are then skipped for a day. All
-    windows of a group fail if another commit rewrote a split of the group after the plan. They also fail if another
-    commit deleted rows of a split. Raises `Fenced` if another run took over.
+    windows of a group fail if another commit rewrote a split of the group after the plan. All windows of a group also
+    fail if another commit deleted rows of a split. Raises `Fenced` if another run took over.
     """
     outcome = GroupsOutcome()
     for start in range(0, len(planned), TASKS_PER_COMMIT):
@@ -540,7 +540,7 @@ def merge_splits(place: TaskEnvironment, item: Item) -> Answer:
 
 @as_task
 def merge_several(place: TaskEnvironment, item: Item) -> Answer:
-    """Execute several small merges one after the other. The answers are in the same order."""
+    """Execute several small merges one after the other. The answers are in the order of the merges."""
     return {"answers": [_merged(place, each) for each in item["tasks"]]}
 
 
@@ -590,7 +590,7 @@ def rewrite_splits(place: TaskEnvironment, item: Item) -> Answer:
 
 
 def run_expire(job: JobRun[Expire]) -> JobReport:
-    """Remove every window that is older than the retention, in one commit. If there is no such window, commit nothing.
+    """Remove every window that is older than the retention, in one commit. If no window has expired, commit nothing.
 
     The files stay until the collector deletes them, because earlier versions still reference the files. The run starts
     no Spark task, because no file is read or written. The run takes no lease, because a plan is cheap and a second run

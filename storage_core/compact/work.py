@@ -281,10 +281,11 @@ _MOST_REASON = 500
 
 
 def skips_of(snapshot: Snapshot, adds: Iterable[Add], reason: str, now_ms: int) -> list[MergeSkip]:
-    """Return mergeskips for the inputs whose paths are in the reason.
+    """Return `mergeskip` actions for the inputs whose paths are in the reason.
 
-    If the reason contains no path, return one mergeskip for each input of the task. Each mergeskip counts how often its
-    split was skipped. If a split is removed from the table, its mergeskip is removed as well.
+    If the reason contains no path, return one `mergeskip` action for each input of the task. Each `mergeskip` action
+    counts how often its split was skipped. If a split is removed from the table, its `mergeskip` action is removed as
+    well.
     """
     inputs = [add.path for add in adds]
     named = [path for path in inputs if path in reason]

@@ -1,13 +1,14 @@
 """The catalog of maintenance steps: each step is declared here once (decision 0041).
 
-An entry contains the properties of a step that are fixed before the step runs. They are its options, its position in
-the chain of a table, and the texts of its asset. The step's job arguments, command, asset, sensor entry and schedule
-are derived from the entry. The table in docs/architecture/orchestration.md is also derived from the entries. Importing
-this module loads no library.
+An entry contains the properties of a step that are fixed before the step runs. The fixed properties are the options of
+a step, its position in the chain of a table, and the texts of its asset. The step's job arguments, command, asset,
+sensor entry and schedule are derived from the entry. The table in docs/architecture/orchestration.md is also derived
+from the entries. Importing this module loads no library.
 
 To add a step:
 
-1. Write a dataclass of its options and its entry here. An entry with a `command` becomes a command of `tidemark`.
+1. Write a dataclass of the step's options and the step's entry here. An entry with a `command` becomes a command of
+   `tidemark`.
 2. Write `run_<name>(job)` in the module `home` of the entry. This module is in the folder that contains the work.
    `job.carry_out` runs the loop of the step (`storage_core.log.job_run`). The arguments of `job.carry_out` are
    functions that plan, predict, and do the work.
@@ -30,7 +31,7 @@ from storage_core.data.rows.window_range import EVERY_WINDOW, WindowRange
 from storage_core.data.settings.layout import Mode
 
 LOCAL_SPARK: Final = "local[*]"
-"""The Spark master for Spark in this process, with one task per core. Jobs use it unless another master is given."""
+"""The default Spark master of jobs, which runs Spark in this process with one task per core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

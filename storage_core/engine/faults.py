@@ -31,13 +31,13 @@ _SQL_TYPES: Final = {
     "INTEGER_LITERAL": "INTEGER",
     "STRING_LITERAL": "VARCHAR",
 }
-"""The names of types in DuckDB's errors. Each has its name in SQL as the value."""
+"""The names of types in DuckDB's errors, each with the name of the type in SQL as the value."""
 
 _TRY = "Use try_cast to get null, or correct the text"
 
 
 def syntax_fault(text: str, statement: str | None = None) -> str:
-    """Return the place or the kind of a syntax error, such as ` near 'x'`. Return an empty text if both are unknown.
+    """Return the place or the kind of a syntax error, such as ` near 'x'`, or an empty text if neither is known.
 
     Args:
         text: The text of the error.
@@ -129,7 +129,7 @@ _OPERATORS: Final = {
     "__postfix": "!",
     "->>": "->>",
 }
-"""The names of operators in DuckDB's errors. Each has its word in SQL as the value."""
+"""The names of operators in DuckDB's errors, each with the operator in SQL as the value."""
 
 
 def _call(found: re.Match[str]) -> str:

@@ -1,6 +1,6 @@
 """Confined DuckDB sessions, and the types of their columns and answers.
 
-No other module opens DuckDB. A session reads only the files that the caller gives to it. It has no network, no
+No other module opens DuckDB. A session reads only the files that the caller gives to it. A session has no network, no
 extension that is not built in, and no access to Python's variables. A session spills only to a private folder with a
 random name, or does not spill. (DuckDB lets every query read and write its `temp_directory`, which would be `.tmp` in
 the working directory.) External access is turned off and the configuration is locked before any text of a user is
@@ -104,7 +104,7 @@ def session(
     threads: int = 2,
     most_nested: int = 1000,
 ) -> duckdb.DuckDBPyConnection:
-    """Return a confined in-memory DuckDB in UTC. It can open only `files`.
+    """Return a confined in-memory DuckDB in UTC, which can open only `files`.
 
     Without `limits`, the defaults of DuckDB for time and memory apply. Without `folder`, the session does not spill.
     """
@@ -126,8 +126,8 @@ def session(
         connection = duckdb.connect(config=config)
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET enable_progress_bar = false")  # otherwise a slow statement writes to standard output
-    # This pass computes min and max from the bounds of one file. For floats, which may be NaN, it returns NaN and -0.0
-    # instead of the right values.
+    # The pass `statistics_propagation` computes min and max from the bounds of one file. For floats, which may be NaN,
+    # the pass returns NaN and -0.0 instead of the right values.
     connection.execute("SET disabled_optimizers = 'statistics_propagation'")
     connection.execute("SET parquet_metadata_cache = true")  # each query is bound several times, with all its files
     if limits is not None and folder is not None:
@@ -149,8 +149,7 @@ def literally(path: Path) -> str:
 
 
 def of_the_caller(database: Path | None, *, folder: Path, memory_bytes: int) -> duckdb.DuckDBPyConnection:
-    """Return a DuckDB session with the rights of the caller. It runs the caller's own query over the caller's own
-    files.
+    """Return a DuckDB session with the rights of the caller, for the caller's own query and files.
 
     Raises DuckDB's own error for a database that cannot be opened. Extensions that the query installs are not
     checked, and the settings of the caller's own DuckDB are not read.

@@ -2,9 +2,9 @@
 
 **Statements.** A text runs only if it is one SELECT and all its parts are known. DuckDB's own parser returns the tree.
 This module must know everything in the tree: the kinds of queries, tables and expressions, every field of every node,
-every function and type. So this module refuses language features that a newer DuckDB adds. It also refuses statements
-that the parser accepts inside a SELECT, such as `with x as (copy … to …)`. A text that is too long or nested too deeply
-never reaches the parser. The parser's time grows faster than the nesting.
+every function and type. So this module refuses language features that a newer DuckDB adds. This module also refuses
+statements that the parser accepts inside a SELECT, such as `with x as (copy … to …)`. A text that is too long or nested
+too deeply never reaches the parser. The parser's time grows faster than the nesting.
 
 **Functions.** A query may call only functions that read their arguments and nothing else. A function that is not listed
 is refused. A function of a newer DuckDB therefore stays refused until a developer reviews it.
@@ -12,7 +12,7 @@ is refused. A function of a newer DuckDB therefore stays refused until a develop
 listed:
 
 - functions that read files, settings, variables, the catalog or other queries
-- functions that plan or run text
+- functions that plan or execute a query given as text
 - functions that sleep, log or count
 - functions that take the internal form of an aggregate or a sort key, because DuckDB does not check this form
 - all functions of VARIANT, because its cast from deep JSON ends the process
@@ -154,7 +154,7 @@ TYPES = words("""
 NESTED_TYPES = words("""
     ARRAY ENUM JSON LIST MAP ROW STRUCT TUPLE UNION
 """)
-"""Types that contain other values. The text of such a value quotes the contents, so it is longer than the contents."""
+"""Types that contain other values. The text of a nested value quotes its contents, so the text is longer."""
 
 OF_ONE_ROW = words("""
     != !~~ !~~* % & && * ** + - ->> / // < << <= = > >= >> ^ ^@ __between abs acos acosh add ascii asin asinh
@@ -185,7 +185,7 @@ OF_ONE_ROW = words("""
 Node = Mapping[str, Any]
 _NESTED = (dict, list)  # the types of nested JSON values
 _SCHEMAS = (["main"], ["system", "main"])
-"""The schemas in which DuckDB searches for a function first. After that, it searches for a column with that name."""
+"""The schemas in which DuckDB searches for a function before it searches for a column with the same name."""
 
 
 def nodes_of(tree: Any) -> Iterator[Node]:
@@ -230,7 +230,7 @@ TABLE = "t"
 """The name of the queried table in a query."""
 LONGEST_TEXT = 200_000
 MOST_WORDS = 20_000
-"""The maximum number of words, numbers and signs in a text. It is sufficient for a list of about 10,000 constants."""
+"""The maximum number of words, numbers and signs in a text, sufficient for a list of about 10,000 constants."""
 MOST_NESTED = 100
 """The maximum nesting of brackets and of operators. A flat list of conditions is one level."""
 MOST_PARTS = 1_000
@@ -288,7 +288,7 @@ def parse(text: object, what: str = "query", *, given: str | None = None) -> Nod
 
     Raises `InvalidInput` for other statements and for texts that are too long.
 
-    The tree is not checked yet. Its depth is limited, so a recursive function can read it.
+    The tree is not checked yet. The depth of the tree is limited, so a recursive function can read the tree.
 
     Args:
         text: The statement.
@@ -391,7 +391,7 @@ def check_copies(tree: Any, text: str, what: str) -> None:
 def is_table_name(name: str) -> bool:
     """Return whether a table of a query may have this name.
 
-    It must be a plain name and not one of DuckDB's own names.
+    The name must be a plain name and not one of DuckDB's own names.
     """
     return bool(_PLAIN_NAME.fullmatch(name)) and not _DUCKDBS_OWN.match(name)
 
@@ -538,12 +538,12 @@ def _too_deep(text: str, what: str) -> InvalidInput:
     return InvalidInput(f"the {what} {shown(text)} is nested more than {MOST_NESTED} deep. Make it flatter", query=text)
 
 
-# Functions that may return another value when they are evaluated again. They are found in DuckDB's own list of
-# functions (decision 0013).
+# Functions that may return another value when they are evaluated again. The list of these functions comes from DuckDB's
+# own list of functions (decision 0013).
 #
 # The list contains the stability of each function, but not of macros. The definition of a macro contains the functions
-# that the macro calls. Some words, such as `current_date`, are functions if no column has this name. DuckDB binds such
-# words without a table.
+# that the macro calls. Some words, such as `current_date`, are functions if no column has this name. DuckDB binds a
+# word such as `current_date` without a table.
 
 LISTED_AS_CONSISTENT = frozenset({"current_localtime", "current_localtimestamp"})
 """Functions that DuckDB lists as consistent although they return the time. `_first` also handles `age`."""
@@ -558,7 +558,8 @@ _DEFINED = "SELECT function_name, parameters, macro_definition FROM duckdb_funct
 def require_repeatable(text: str, columns: Collection[str], what: str) -> None:
     """Raise `InvalidInput` unless an expression over a table's columns always has the same value for a row.
 
-    The error contains the function whose value can change. It also contains `what`, which is the name of the text.
+    The error contains the function whose value can change. The error also contains `what`, which is the name of the
+    text.
     """
     found = _first(parse(f"SELECT {text}", what), {name.lower() for name in columns}, unstable())
     if found is not None:

@@ -1,4 +1,4 @@
-"""A bitmap segment belongs to one split. It maps each value of a column to the numbers of the rows with this value.
+"""A bitmap segment of one split maps each value of a column to the numbers of the rows with this value.
 
 Column `i` has two files. `bitmaps-<i>.bin` has the bitmaps one after the other, in the portable Roaring format.
 `values-<i>.arrow` is an Arrow file with the distinct values, null last. For each value, the file contains the position
@@ -32,7 +32,7 @@ from storage_core.data.rows.vectors import type_text
 from storage_core.data.settings.index import IndexDefinition
 from storage_core.index.damage import damaged
 
-_DAYS = 10**8  # A date in a condition has fewer days. The microseconds of a later date would overflow.
+_DAYS = 10**8  # A date in a condition is fewer days away from 1970. The microseconds of a later date would overflow.
 _COLUMNS = ["value", "offset", "length"]
 _MAGIC_BYTES = 8  # the magic number of an Arrow file with the padding after it
 

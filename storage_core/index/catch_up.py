@@ -117,7 +117,7 @@ def actions_of(
     merged: Iterable[MergedSegments] = (),
     idle: Iterable[str] = (),
 ) -> list[Action]:
-    """Return the actions of a run's last commit. The arguments are the segments that its tasks built and merged.
+    """Return the actions of a run's last commit. The arguments are the segments that the run's tasks built and merged.
 
     A run can build or merge a segment and then merge it into a larger segment. The actions do not contain the smaller
     segment. `idle` are translations that no index needs after the commit.
@@ -228,7 +228,7 @@ def _work(snapshot: Snapshot, covered: Coverage, add: Add) -> CatchUpWork:
 def _idle(snapshot: Snapshot, covered: Iterable[Coverage]) -> tuple[str, ...]:
     """Return the translations that no index needs.
 
-    They are on no path from a segment to a live split. `covered` is the coverage of all indexes.
+    An unneeded translation is on no path from a segment to a live split. `covered` is the coverage of all indexes.
 
     If an index does not cover a split, the last translations before the split are kept. A run that is still active may
     have indexed rows that moved to this split.

@@ -1,4 +1,4 @@
-"""Typed errors for damaged segments and failures of tantivy. Their messages contain a remedy."""
+"""Typed errors for damaged segments and failures of tantivy, with messages that contain a remedy."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def damaged(where: str, what: str) -> Corrupt:
 
 # Failures of tantivy and of the local disk: damaged files, or a missing resource of the machine.
 #
-# Tantivy raises `ValueError` for every failure. If it panics, the exception is a `BaseException` and not an
-# `Exception`. Both kinds are caught only here, around the calls of tantivy.
+# Tantivy raises `ValueError` for every failure. If tantivy panics, the exception is a `BaseException` and not an
+# `Exception`. Only this module catches the exceptions of tantivy, around the calls of tantivy.
 
 
 @contextmanager

@@ -2,12 +2,12 @@
 
 Each indexed column is one text field of the same name. The fast field `_row` is the row number in the split. A search
 links the files of all its segments into one directory with one `meta.json`. The searcher then scores with the
-statistics of the whole corpus. Therefore the scores are equal to the scores of a single index. They do not depend on
-the division of documents into segments. Tantivy orders equal scores by segment, then by document.
+statistics of the whole corpus. Therefore the scores are equal to the scores of a single index. The scores do not depend
+on the division of documents into segments. Tantivy orders equal scores by segment, then by document.
 
-A snippet is a fragment of a found text. It is the fragment with the largest number of searched words, and these words
-are marked. A snippet depends only on the text and the query, and not on the frequency of a word in the index. Therefore
-a snippet is the same on every page of a result, and for every coverage of the index.
+A snippet is a fragment of a found text. The snippet is the fragment with the largest number of searched words, and
+these words are marked. A snippet depends only on the text and the query, and not on the frequency of a word in the
+index. Therefore a snippet is the same on every page of a result, and for every coverage of the index.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _without_row(index: str) -> Corrupt:
 
 @dataclass(frozen=True, slots=True)
 class TextQuery:
-    """A query for one index. Use `parse` to create it.
+    """A query for one index, created by `parse`.
 
     `tree` is the syntax tree of the text, and `parsed` is the tantivy query that was built from the tree.
     """
@@ -201,8 +201,7 @@ class TextQuery:
         return Hits.joined([live(page) for page, _ in self._pages(searcher, _PAGE_HITS)])
 
     def _pages(self, searcher: Searcher, size: int) -> Iterator[tuple[Hits, float]]:
-        """Yield all matching documents, best first, in growing pages. Each page comes with the lowest score that it
-        reached.
+        """Yield all matching documents, best first, in growing pages, each with the lowest score in the page.
 
         Each page is a search for the best documents up to its size, without the documents of earlier pages. If several
         documents have equal scores, the size determines which of them tantivy returns. A search with an offset would
@@ -235,15 +234,16 @@ def parse(
 
     `kib*` matches all words with this prefix. `kibana~1` and `kibana~2` match words that differ from `kibana` by at
     most one or two changes (`text_queries`). `NOT` and `-` exclude rows from the matches of their group. If the group
-    has no other clause, they exclude rows from the whole table. The group then matches the remaining rows with the
-    score 0.
+    has no other clause, `NOT` and `-` exclude rows from the whole table. The group then matches the remaining rows with
+    the score 0.
 
     An invalid text is read as a query for any of its words. A text is invalid in these cases:
 
-    - It cannot be parsed, or it searches a column that the index does not have.
-    - It exceeds a limit of `text_queries`.
-    - It is a query that an index cannot answer exactly. This applies to any value of a column (`request:*`) and to the
-      prefix of a phrase. It also applies to a prefix of fewer than two characters or of several words.
+    - The text cannot be parsed, or it searches a column that the index does not have.
+    - The text exceeds a limit of `text_queries`.
+    - The text is a query that an index cannot answer exactly. An index cannot exactly find any value of a column
+      (`request:*`) or the prefix of a phrase. An index also cannot exactly find a prefix of fewer than two characters
+      or of several words.
 
     Args:
         text: The text of the query.

@@ -50,7 +50,7 @@ MapOf = Callable[[Translation], TranslationMap]
 """A function that returns the verified map of a translation. Raises the errors of `load_map`."""
 
 PartOf = Callable[[CoveredRows], BitMap]
-"""A function for a segment over a part of a split. It returns the rows of the split that the segment covers.
+"""A function that returns the rows of a split that a segment over a part of the split covers.
 
 Raises the errors of `segments.load`.
 """
@@ -213,7 +213,7 @@ class RowTranslations:
                 waiting.extend(self._moved(translation, name, own, rows))
 
     def _left(self, split: str, rows: Positions, segment: IndexSegment) -> Positions:
-        """Return the positions in `rows` of the rows that no nearer segment covers.
+        """Return the indices of the elements of `rows` that no nearer segment covers.
 
         A nearer segment needs fewer translations to the live splits.
         """
@@ -257,7 +257,7 @@ _BLOCK = 2**20
 class SegmentCache:
     """A cache of directories with unpacked segment files.
 
-    It also caches files that were built for splits without a segment.
+    The cache also contains files that were built for splits without a segment.
 
     The returned directories are in `root` and are removed with `root`. The entries in `kept` are shared with other
     searches.
@@ -298,8 +298,7 @@ class SegmentCache:
         *,
         rows: BitMap | None = None,
     ) -> Path:
-        """Return the directory with the files of a possible segment over the split `add`, or over some rows of the
-        split.
+        """Return the directory with the files of a possible segment over the split `add`, or over some of its rows.
 
         If the files are not cached, the builder of segments builds them from the rows, with one GET of the split.
         """
@@ -310,7 +309,7 @@ class SegmentCache:
         return self._entry(name, lambda: segments.build(store, add, definition, schema, rows=chosen))
 
     def translation(self, store: ObjectStore, translation: Translation) -> TranslationMap:
-        """Return the map of a translation. Makes one GET if it is not cached. Raises `Corrupt` and `NotFound`."""
+        """Return the map of a translation. Makes one GET if the map is not cached. Raises `Corrupt` and `NotFound`."""
 
         def fetched() -> dict[str, bytes]:
             data = store.get(translation.path).data
@@ -376,7 +375,7 @@ class SegmentCache:
             (again / _CHECKSUMS).write_text(json.dumps(contents))
             begin_unused(again)
             target = kept.path / name
-            if os.path.lexists(target):  # The entry is damaged. A rename would not replace it.
+            if os.path.lexists(target):  # The entry is damaged. A rename would not replace the damaged entry.
                 target.rename(self._new())
             again.rename(target)
 

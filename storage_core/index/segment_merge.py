@@ -125,8 +125,7 @@ def _write_rows(directory: Path, rows: Positions, definition: IndexDefinition) -
 
     schema = tantivy_schema(definition)
     writer = tantivy.Index(schema, path=str(directory), reuse=False).writer(heap_size=_HEAP_BYTES, num_threads=1)
-    # Tantivy accepts one document object at a time. The same applies when a segment is built. These documents have no
-    # text.
+    # Tantivy accepts one document object at a time, also when a segment is built. These documents have no text.
     for row in rows.tolist():
         document = tantivy.Document()
         document.add_unsigned(ROW_FIELD, row)
@@ -182,7 +181,7 @@ def _decoded(
 ) -> tuple[pa.Array, Positions]:
     """Return the distinct values of a part.
 
-    Also return, for each row, the number of its value. The number is -1 for null.
+    Also return, for each row, the position of its value among the distinct values. The position is -1 for null.
     """
     where = f"a bitmap segment of index {definition.name!r}"
     values_file, bitmaps_file = bitmap.column_files(definition, column)
@@ -207,10 +206,10 @@ def _decoded(
 #
 # Small segments of an index are merged into one, so that a search reads few segments. A merged segment covers the live
 # splits that contain rows of the old segments. If the old segments cover a split completely without other segments, the
-# merged segment covers the whole split. Otherwise it covers a part of the split. The rows get new numbers, so earlier
-# translations are no longer needed. No text is tokenized again. The number of rows of a segment determines its tier.
-# The tier is the logarithm of this number to the base `FACTOR`, rounded down. `FACTOR` segments of one tier become one
-# segment of the next tier, so each row is written once per tier.
+# merged segment covers the whole split. Otherwise the merged segment covers a part of the split. The rows get new
+# numbers, so earlier translations are no longer needed. No text is tokenized again. The number of rows of a segment
+# determines its tier. The tier is the logarithm of this number to the base `FACTOR`, rounded down. `FACTOR` segments of
+# one tier become one segment of the next tier, so each row is written once per tier.
 
 
 FACTOR = 8

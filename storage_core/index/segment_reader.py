@@ -1,19 +1,19 @@
 """The parts of segments that a read needs: bitmaps for some values, and positions for some keys.
 
-`SegmentReader` reads columns of a bitmap segment. It reads only the values that a read uses, and only the bitmaps that
-the read needs. The values are stored before the directory, which is at the end of a segment. In most segments, one
-request of `TAIL_BYTES` reads the values and the directory. In a small segment, this request also reads the bitmaps.
-Each part and each bitmap is verified by its own checksum.
+`SegmentReader` reads columns of a bitmap segment. `SegmentReader` reads only the values that a read uses, and only the
+bitmaps that the read needs. The values are stored before the directory, which is at the end of a segment. In most
+segments, one request of `TAIL_BYTES` reads the values and the directory. In a small segment, this request also reads
+the bitmaps. Each part and each bitmap is verified by its own checksum.
 
-`KeyReading` uses the segments of the primary-key index. It finds the rows of a split that may have some keys. If a
-segment was built over a whole split, `KeyReading` fetches only the blocks that may contain a key. The log determines
-the positions of the blocks, so the first request already reads the needed blocks. Each further request for the segment
-fetches twice as many neighbouring blocks as the previous request. After many lookups, a few requests have fetched the
-whole segment. If a segment was built over a part of a split, `KeyReading` fetches the whole segment.
+`KeyReading` uses the segments of the primary-key index. `KeyReading` finds the rows of a split that may have some keys.
+If a segment was built over a whole split, `KeyReading` fetches only the blocks that may contain a key. The log
+determines the positions of the blocks, so the first request already reads the needed blocks. Each further request for
+the segment fetches twice as many neighbouring blocks as the previous request. After many lookups, a few requests have
+fetched the whole segment. If a segment was built over a part of a split, `KeyReading` fetches the whole segment.
 
-`RowTranslator` translates row numbers of segments to row numbers of a live split. A read needs this if the segments
-were built over other splits or over parts of the split. A segment selects rows by its own row numbers. The maps of
-translations contain the current positions of these rows (decision 0019).
+`RowTranslator` translates row numbers of segments to row numbers of a live split. A read needs the translation if the
+segments were built over other splits or over parts of the split. A segment selects rows by its own row numbers. The
+maps of translations contain the current positions of these rows (decision 0019).
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class _Column:
 class SegmentReader:
     """A reader of one segment for one operation.
 
-    It fetches a column when the column is requested, and a bitmap when the bitmap is read.
+    The reader fetches a column when the column is requested, and a bitmap when the bitmap is read.
 
     `requests` and `read_bytes` are the cost if nothing is cached on disk.
     """
@@ -324,7 +324,7 @@ class BitmapParts:
         self._answering: dict[str, tuple[Snapshot, IndexDefinition, AnsweringOf]] = {}
 
     def for_planning(self) -> BitmapParts:
-        """Return a copy with the cached parts. It counts the cost of a read, and adds nothing to this cache."""
+        """Return a copy with the cached parts. The copy counts the cost of a read, and adds nothing to this cache."""
         found = BitmapParts(NOT_CACHED)
         found._kept, found._answering = self._kept.copy(), self._answering
         return found
@@ -432,7 +432,7 @@ class KeyReading:
         return np.sort(keys.rows_of(hashes))
 
     def _whole(self, segment: IndexSegment) -> HashedRows:
-        """Return all keys of a segment over a part of a split. Makes one GET if they are not cached."""
+        """Return all keys of a segment over a part of a split. Makes one GET if the keys are not cached."""
 
         def read() -> HashedRows:
             files = self._files(segment)

@@ -327,8 +327,8 @@ def check(
 ) -> None:
     """Raise `Corrupt` if the files cannot belong to a segment with this `fingerprint`.
 
-    `identity` is the identity of the object. The check needs it only for the parts that `bound` changed. If this
-    release does not know the definition, the files are not checked, and no search uses the segment.
+    `identity` is the identity of the object. The check needs the identity only for the parts that `bound` changed. If
+    this release does not know the definition, the files are not checked, and no search uses the segment.
     """
     try:
         definition = IndexDefinition.from_text(INDEX_PREFIX + index, fingerprint)
@@ -395,10 +395,11 @@ def _create(store: ObjectStore, key: str, data: bytes) -> None:
 # Coverage of live splits.
 #
 # The coverage follows from the log alone, without a request. For each pair of input split and output split, a
-# translation contains the number of moved rows. Segments that were built over a live split itself are used. If there
-# are none, the coverage uses segments over the splits from which the rows came. If several segments could cover a row,
-# the segment that needs the fewest translations to the live split is used. A segment over the whole split is used
-# before a segment over a part. Among equal segments, the first segment by path is used (decision 0019).
+# translation contains the number of moved rows. If a segment was built over a live split, the coverage uses this
+# segment. If no segment was built over the live split, the coverage uses segments over the splits from which the rows
+# came. If several segments could cover a row, the segment that needs the fewest translations to the live split is used.
+# A segment over the whole split is used before a segment over a part. Among equal segments, the first segment by path
+# is used (decision 0019).
 
 
 REBUILD_SHARE = 0.2
@@ -501,7 +502,7 @@ class CoveringSegments:
 
 
 AnsweringOf = Callable[[Add], CoveringSegments | None]
-"""A function for a live split. It returns the segments of an index that cover this split.
+"""A function that returns the segments of an index that cover a live split.
 
 The function returns None if no segment covers the split.
 """
@@ -552,7 +553,7 @@ class CoveredRows:
 class Nearest:
     """The segments that cover each split.
 
-    This is one segment over the whole split, or several over parts of the split.
+    A split has one segment over the whole split, or several segments over parts of the split.
     """
 
     whole: Mapping[str, CoveredRows]
@@ -593,8 +594,8 @@ _NONE: frozenset[str] = frozenset()
 class _TranslationChain:
     """A chain of translations from a split to a live split.
 
-    It contains the approximate share of the earlier split's rows that moved to the live split. It also contains the
-    number of moves and the translations.
+    The chain contains the approximate share of the earlier split's rows that moved to the live split. The chain also
+    contains the number of moves and the translations.
     """
 
     live: str

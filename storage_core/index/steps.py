@@ -165,7 +165,7 @@ def due_catch_up(inputs: Inputs) -> DueRun | None:
     """Return the run that the table needs now, or None."""
     declared = inputs.declared.indexes
     defined = [index.name for index in declared if index in inputs.snapshot.config.indexes]
-    new = [index.name for index in declared if index.name not in defined]  # or changed. The run declares these first.
+    new = [index.name for index in declared if index.name not in defined]  # new or changed indexes, declared first
     plans = [plan(inputs.snapshot, name) for name in defined]
     missing = {each.index: len(each.work) for each in plans if not each.empty}
     if not missing and not new:

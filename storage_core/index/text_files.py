@@ -116,7 +116,7 @@ def validate_tokenizers(definition: IndexDefinition) -> None:
 
 
 def revision_of(definition: IndexDefinition) -> int | None:
-    """Return the revision of the tokenizers of an index. None is the revision of the first release.
+    """Return the revision of the tokenizers of an index, or None for the revision of the first release.
 
     Segments of another revision contain other words, so no search uses these segments (decision 0023).
     """
@@ -127,7 +127,7 @@ def revision_of(definition: IndexDefinition) -> int | None:
 def register(index: tantivy.Index, definition: IndexDefinition, *, marking: bool = False) -> None:
     """Register the tokenizers of an open index.
 
-    The tokenizers expect texts that `prepared` returned. With `marking`, they expect unchanged texts.
+    The tokenizers expect texts that `prepared` returned. With `marking`, the tokenizers expect unchanged texts.
     """
     for name in {tokenizer_of(definition, column) for column in definition.columns} - {*_UNCHANGED}:
         index.register_tokenizer(name, _marker(name) if marking else _analyzer(name))
@@ -136,8 +136,8 @@ def register(index: tantivy.Index, definition: IndexDefinition, *, marking: bool
 def folded(definition: IndexDefinition, column: str, text: str) -> str:
     """Return the text with `ς` replaced by `σ`, if the tokenizer of the column converts to lower case.
 
-    The tokenizer converts each letter separately, so it always converts a capital sigma to `σ`. Both letters `ς` and
-    `σ` have two bytes, so the positions of words do not change.
+    The tokenizer converts each letter separately, so it always converts a capital sigma to `σ`. The letters `ς` and `σ`
+    have two bytes each, so the positions of words do not change.
     """
     return text if tokenizer_of(definition, column) in _UNCHANGED else text.replace(_FINAL_SIGMA, _SIGMA)
 
@@ -212,7 +212,7 @@ def _gram(name: str) -> int | None:
 
 @functools.lru_cache(maxsize=64)  # compiling a regular expression over all of Unicode takes 20 ms
 def _analyzer(name: str) -> tantivy.TextAnalyzer:
-    """Return the tokenizer of an index. It is used for documents and for queries."""
+    """Return the tokenizer of an index, for documents and for queries."""
     import tantivy
 
     if name in _UNCHANGED:
@@ -227,9 +227,9 @@ def _analyzer(name: str) -> tantivy.TextAnalyzer:
 
 
 def _marker(name: str) -> tantivy.TextAnalyzer:
-    """Return a tokenizer for texts that are not `prepared`. It finds the same words, with their positions in the text.
+    """Return a tokenizer that finds the same words, with their positions, in texts that are not `prepared`.
 
-    For n-grams, it also returns shorter sequences of characters.
+    For n-grams, the tokenizer also returns shorter sequences of characters.
     """
     import tantivy
 
@@ -408,7 +408,8 @@ def open_searcher(directories: Sequence[Path], definition: IndexDefinition, scra
 def compose(directories: Sequence[Path], target: Path, definition: IndexDefinition) -> Composed:
     """Create `target` as one tantivy index over all `directories`, with hard links to the files. Raises `Corrupt`.
 
-    Only files that a directory's `meta.json` lists are linked. The only new file in `target` is its own `meta.json`.
+    Only files that a directory's `meta.json` lists are linked. The only new file in `target` is the `meta.json` of the
+    new index.
     """
     target.mkdir()
     segments: dict[str, int] = {}

@@ -9,7 +9,8 @@ same relative positions in the query and in the index. Therefore the query finds
 
 The builder combines the clauses of a query like sets of rows. In tantivy, a group returns only rows that match one of
 its positive clauses. Therefore a group with only negative clauses (`NOT beta`, also within `alpha AND NOT beta`) would
-find nothing. For such a group, the builder adds a clause that matches every row and adds no score.
+find nothing. For a group with only negative clauses, the builder adds a clause that matches every row and adds no
+score.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ MAX_CLAUSES = 2_048
 MAX_BOOST = 1e9
 MAX_SLOP = 65_536
 MAX_ARRANGEMENTS = 2_048  # the arrangements of a phrase with slop. Each arrangement becomes one phrase query.
-MAX_MOVES = 2**18  # the moves of words that a search tries. A long phrase may need many per arrangement.
+MAX_MOVES = 2**18  # the maximum number of word moves that the search for arrangements tries
 
 _WORD = re.compile(r"[^\W_]+")
 
@@ -136,10 +137,10 @@ def arrangements(words: Sequence[str], slop: int) -> Iterator[Sequence[tuple[int
 
 
 def _moves(words: Sequence[str], slop: int) -> Iterator[tuple[int, ...]]:
-    """Yield the possible moves of all words.
+    """Yield the possible combinations of word moves, with one move per word.
 
-    Each move is a number from 0 to `slop`. At least one move is 0, and no two words have the same position after their
-    moves.
+    The move of a word is a number of positions from 0 to `slop`. At least one move is 0, and no two words have the same
+    position after their moves.
 
     Equal words keep their order, because another order of equal words would be the same arrangement. Raises
     `ValueError` if the function would try too many moves.
@@ -190,7 +191,8 @@ def _too_many(words: Sequence[str], slop: int) -> ValueError:
     return ValueError(f"its {len(words)} words have too many possible orders within {slop} positions. Lower the slop")
 
 
-# Words of a query that match several words. `kib*` matches a prefix, and `kibana~1` matches words within one change.
+# A query word with `*` or `~` can match several words of the index. `kib*` matches a prefix, and `kibana~1` matches
+# words within one change.
 #
 # Tantivy's own syntax ignores the star, and does not support `~` after a word. This module parses both `*` and `~`. The
 # search finds every matching word of the index, because tantivy uses an automaton to find the rows of a prefix.
@@ -258,8 +260,8 @@ class QueryBuilder:
     `index` is an open index with the schema and the tokenizers of the definition.
 
     If `is_strict` is True, the builder refuses terms that no document can match. Otherwise, the builder logs a warning.
-    If `marking` is True, the builder makes a query that only marks words in texts. A query for marking ignores the
-    positions of words in a phrase.
+    If `marking` is True, the builder makes a query that only marks words in texts. A query that only marks words
+    ignores the positions of words in a phrase.
     """
 
     definition: IndexDefinition
@@ -444,7 +446,7 @@ class QueryBuilder:
             return self._text(column, text, 0)
 
     def _whole_word(self, column: str, term: Term) -> tantivy.Query | None:
-        """Return the query for the word of a term itself.
+        """Return a query for the exact word of a term, without a prefix or changes.
 
         If the index contains stems, it does not contain the word itself (decision 0023).
         """
@@ -569,15 +571,15 @@ def _high(limit: Node) -> str:
 
 _DISTANCE = re.compile("~[0-9]*$")
 _PAIR = re.compile(r"\\(.)", re.DOTALL)
-_STAND_INS = range(0xF0000, 0x110000)  # private characters. No text has as many characters.
+_STAND_INS = range(0xF0000, 0x110000)  # private characters. No text has as many characters as this range.
 
 
 def read(text: str) -> Node:
     r"""Return tantivy's tree of a query that `check_text` accepted. Raises `ValueError` for an invalid query.
 
-    Tantivy returns the same phrase for `a\*` and `a\\*`. Therefore each escaped backslash is replaced before parsing
-    with a character that the text does not contain. After parsing, this character is replaced with two backslashes in
-    an unquoted literal.
+    Tantivy returns the same phrase for `a\*` and `a\\*`. Therefore each escaped backslash is replaced before parsing.
+    The replacement is a character that the text does not contain. After parsing, this character is replaced with two
+    backslashes in an unquoted literal.
     """
     import tantivy
 
@@ -618,7 +620,7 @@ def words(text: str) -> Node:
 
     The tokenizer of the index reads each word. The tokenizer makes a phrase from `can't`, and no word from a single
     `/`. A distance after a word (`slip~2`) is removed. A star (`o'n*`) makes the word a prefix, unless the text has
-    more than `MAX_CLAUSES` words. It takes a millisecond to build the query of a prefix.
+    more than `MAX_CLAUSES` words. Tantivy needs about a millisecond to build the query of a prefix.
     """
     found = dict.fromkeys(_DISTANCE.sub("", word) for word in text.split())
     return any_of([(_word if len(found) <= MAX_CLAUSES else literal)(word) for word in found])

@@ -1,7 +1,7 @@
 """The union of slightly different file schemas, and the conversion of rows to this schema (decision 0033).
 
-Columns are joined by name, regardless of upper and lower case. They are in the order of their first occurrence. A
-column is nullable if a file lacks the column or the column may contain nulls. Types are widened only if the type of a
+Columns are joined by name, regardless of upper and lower case. The columns are in the order of their first occurrence.
+A column is nullable if a file lacks the column or the column may contain nulls. Types are widened only if the type of a
 column in a table may be widened in this way (`rows.columns.may_widen`).
 """
 

@@ -1,4 +1,4 @@
-"""Read a Delta table with delta-rs. Rows in its deletion vectors are omitted."""
+"""Read a Delta table with delta-rs. Rows in the table's deletion vectors are omitted."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def has_misread_action(store: ObjectStore, version: int) -> bool:
 
 
 def is_misread(line: bytes) -> bool:
-    """Return whether delta-rs reads another text in an action than the JSON contains."""
+    """Return whether delta-rs reads an action differently from its JSON text."""
     if _ESCAPED_PAIR.search(line) is None:
         return False
     return _action(line) != _action(_as_delta_rs_reads(line))
@@ -106,7 +106,7 @@ def _action(line: bytes) -> dict[str, Any]:
 def _as_delta_rs_reads(line: bytes) -> bytes:
     r"""Return the line after the replacement of each escaped pair by the character that delta-rs reads.
 
-    A pair after an escaped backslash is not an escaped pair.
+    A surrogate pair is not an escaped pair if a backslash escapes its first backslash.
     """
 
     def read(found: re.Match[bytes]) -> bytes:

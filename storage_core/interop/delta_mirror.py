@@ -51,8 +51,8 @@ from storage_core.log.split_columns import adds_of
 from storage_core.split.deletion_vectors import deleted_rows
 from storage_core.store.contract import ObjectStore, create_derived, create_numbered
 
-# The mirror presents splits as files of a Delta table. Its actions add and remove these files. The statistics of a file
-# come from our log.
+# The mirror presents splits as files of a Delta table. The actions of the mirror add and remove these files. The
+# statistics of a file come from our log.
 
 
 _UNORDERED = frozenset({"NaN", "Infinity", "-Infinity"})
@@ -161,7 +161,7 @@ _NEEDS_MAPPING = re.compile(r"[ ,;{}()\n\t=]")
 """Characters that Delta allows in a name only with column mapping."""
 
 _INNER_IDS: Final = 2**30
-"""First id of fields inside columns. It is a high number, so that it never equals the id of a column."""
+"""First id of fields inside columns. The id is a high number, so that the id never equals the id of a column."""
 
 _INNER_BITS: Final = 12
 
@@ -364,7 +364,7 @@ def write_checkpoint(store: ObjectStore, version: int, snapshot: Snapshot, schem
 
     Then update the hint to this checkpoint. Raises `CommitUnknown`.
 
-    Removed files are not in the checkpoint. Only a vacuum needs them, and the mirror is not vacuumed.
+    Removed files are not in the checkpoint. Only a vacuum needs removed files, and the mirror is not vacuumed.
 
     Cost:
         One PUT, a GET and a PUT of the hint, and one GET per stored deletion vector. Memory: records for the files of
@@ -402,7 +402,7 @@ def _declared(snapshot: Snapshot, schema: MirrorSchema) -> list[Json]:
 def transaction(snapshot: Snapshot) -> Json:
     """Return the Delta transaction that contains the published version of the table.
 
-    Every reader of Delta can read it.
+    Every reader of Delta can read this transaction.
     """
     return {"appId": f"{OWN}:{snapshot.table_id}", "version": snapshot.version, "lastUpdated": snapshot.timestamp}
 

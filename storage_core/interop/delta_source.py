@@ -29,8 +29,8 @@ from storage_core.write.ingest.progress import DeltaGap, DeltaProgress, versions
 #
 # Spark must read a Delta table instead of its files. Deletion vectors, renamed columns and partition values are only in
 # the log. An excerpt is therefore a separate Delta table that contains the files of some versions. As in a shallow
-# clone, its single version file contains the absolute paths of the files (Delta's protocol, "Add File and Remove
-# File").
+# clone, the single version file of an excerpt contains the absolute paths of the files (Delta's protocol, "Add File and
+# Remove File").
 
 
 CHANGE_TYPE: Final = "_change_type"
@@ -40,7 +40,7 @@ _MAPPING = "delta.columnMapping."
 _OF_READERS = (_MAPPING, "delta.typeChanges")
 _UUID_CHARACTERS = 20
 _NOT_OF_FILES = frozenset({"v2Checkpoint", "vacuumProtocolCheck"})
-"""Reader features that concern the log itself. An excerpt does not need them."""
+"""Reader features that concern the log itself. An excerpt does not need these features."""
 
 Json = Mapping[str, Any]
 
@@ -232,9 +232,9 @@ class DeltaTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaCommit:
-    """The changes of one version, by file. If there are any change feed files, they contain all changes of the version.
+    """The changes of one version, by file.
 
-    - `feed`: change feed files. If there are any, they contain all changes of the version.
+    - `feed`: change feed files. If the version has change feed files, these files contain all changes of the version.
     - `table`: the table after the version.
     - `committed_ms`: the time at which the log file was written.
     """

@@ -204,7 +204,7 @@ def _value(text: str, type_: pa.DataType, sign: int) -> Any:
 
 
 def without_statistics(file: DataFile) -> DataFile:
-    """Return the file for an entry of a removed file, without statistics of its values."""
+    """Return the manifest entry of a removed file without value statistics."""
     named = ("content", "file_path", "file_format", "partition", "record_count", "file_size_in_bytes")
     return DataFile.from_args(
         _table_format_version=2, **{name: getattr(file, name) for name in named}, spec_id=file.spec_id

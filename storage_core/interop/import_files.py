@@ -51,8 +51,8 @@ def folder_files(uri: str) -> FolderFiles:
     """Return the files in a folder, at any depth.
 
     Empty files and files with other names are omitted. Parquet files are also omitted if the name or the folder starts
-    with `.` or `_`. Unfinished files have such names. Other files with such names, for example `_SUCCESS`, are not
-    counted.
+    with `.` or `_`. Unfinished files have names that start with `.` or `_`. Other files whose names start with `.` or
+    `_`, for example `_SUCCESS`, are not counted.
 
     Raises:
         InvalidInput: The name of a Parquet file cannot be read, or the folder contains an Iceberg or Tidemark table.

@@ -71,7 +71,7 @@ class Source(Protocol):
 
 
 def source_of(given: object, *, name: str | None, version: int | None) -> Source:
-    """Return the source of an import. It is a Delta table or a folder of Parquet files at a location, or Arrow data.
+    """Return the source of an import. The source is a Delta table, a folder of Parquet files, or Arrow data.
 
     A location with a `_delta_log` is a Delta table.
 

@@ -45,7 +45,8 @@ def import_rows(
     import of the same content does nothing.
 
     The rows of a keyed table are put by key through a writer. The source is recorded in the log after all rows are
-    flushed. After an interruption, a repeated import puts the rows again. The result is the same.
+    flushed. After an interruption, a repeated import puts the rows again. The table then has the same rows as after an
+    uninterrupted import.
 
     Raises the errors of an append, and the errors below.
 
@@ -80,7 +81,7 @@ def import_rows(
 
 
 def _made(log: TransactionLog, make: Make, source: Source) -> Snapshot | None:
-    """Return the new table. Other processes cannot open it yet.
+    """Return the new table. Other processes cannot open the new table yet.
 
     Return None if another process created the table in the meantime.
     """
@@ -139,7 +140,7 @@ def _is_done(log: TransactionLog, snapshot: Snapshot, source: Source, name: str 
 
 def _records(log: TransactionLog, source: Source, name: str | None) -> list[Txn]:
     # The commit contains two transactions. If two imports with different content run concurrently, the second import
-    # finds the first transaction. This is a conflict.
+    # finds the first transaction. The second import then reports a conflict.
     now_ms = log.clock.now_ms()
     return [Txn(appId=each, version=1, lastUpdated=now_ms) for each in _names(source, name)]
 

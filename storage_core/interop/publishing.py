@@ -54,9 +54,9 @@ def find_publish_blocker(snapshot: Snapshot, *, vectors_wait: str | None) -> str
 
     Return None if the version can be published.
 
-    A mirror references the splits and does not change them. It waits for the compaction of these splits:
+    A mirror references the splits and does not change them. The mirror waits for the compaction of these splits:
 
-    - splits with deleted rows, if readers do not support deletion vectors or miss them
+    - splits with deleted rows, if readers do not support deletion vectors or ignore the deletion vector of a split
     - splits written before a column got a default
     - splits written before a date column became a timestamp
 
@@ -179,7 +179,7 @@ class Mirrored:
     """The published state of a mirror.
 
     - `version`: the shown version of the table. None means that no version was published yet.
-    - `shown_as`: the number of this version in the other format. For Iceberg, it is the id of the snapshot.
+    - `shown_as`: the number of this version in the other format. For Iceberg, this number is the id of the snapshot.
     - `location`: the location for readers: the table, or the newest metadata file.
     - `commits`: the number of commits of this call.
     - `waits_for`: the reason why no newer version is shown.
@@ -399,7 +399,7 @@ def require_own(where: str, shown: tuple[str, int] | None, head: Snapshot, *, ad
         )
 
 
-# A hint is a small object. It contains the number of the newest numbered object, or a slightly lower number.
+# A hint is a small object. The hint contains the number of the newest numbered object, or a slightly lower number.
 
 
 def advance_hint(

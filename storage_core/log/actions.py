@@ -248,7 +248,7 @@ class Protocol:
 
 
 def is_ours(protocol: Protocol) -> bool:
-    """Return whether Tidemark created the table. Every checkpoint of such a table is derived from its version files."""
+    """Return whether Tidemark created the table, so that every checkpoint is derived from version files."""
     return OWN_FEATURE in (protocol.writerFeatures or ())
 
 
@@ -277,8 +277,8 @@ class Add:
     """The action that adds a split to the table.
 
     The fields of the source protocol come first, then Tidemark's own fields (Avro field ids from 160). If the path is
-    already live, the action replaces the entry of the path. Such an action must have a deletion vector, and may change
-    no other field.
+    already live, the action replaces the entry of the path. An action that replaces an entry must have a deletion
+    vector, and may change no other field.
 
     Attributes:
         minValues: The lower bound of each column, in the text form of `data.rows.codes`. A column without a bound is
@@ -481,7 +481,9 @@ class Translation:
     footerOffset: int
 
     def moved(self, source: int, output: int) -> int:
-        """Return the number of rows of this input that are in this output. Both arguments are list positions."""
+        """Return the number of rows of this input that are in this output. `duckdb_view` and `output` are list
+        positions.
+        """
         return self.movedRows[source * len(self.outputs) + output]
 
     @property

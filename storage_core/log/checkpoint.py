@@ -1,9 +1,9 @@
 """Reading of checkpoints: Avro states, JSON checkpoints, and states of other writers.
 
 See docs/architecture/transaction-log.md. A state contains everything that a snapshot contains, and equal snapshots have
-equal records. An Avro state consists of a root and manifests with the splits. If there are many transactions, it also
-has objects of transactions. If an object cannot be read, `Recovery` provides the same content from another source. JSON
-checkpoints are slower and exist for other tools.
+equal records. An Avro state consists of a root and manifests with the splits. If the table has many transactions, the
+state also has objects of transactions. If an object cannot be read, `Recovery` provides the same content from another
+source. JSON checkpoints are slower and exist for other tools.
 
 The module also writes JSON checkpoints and objects that contain transactions. `checkpoint_writing` writes complete
 states.
@@ -337,7 +337,7 @@ _MAX_LIST_BYTES = 2**20
 
 
 def write_json_checkpoint(store: ObjectStore, snapshot: Snapshot, *, in_parts: bool) -> tuple[int, bool]:
-    """Write the checkpoint of the snapshot's version. Return its size in bytes, and whether this call wrote it.
+    """Write the checkpoint of the snapshot's version. Return the size in bytes, and whether the call wrote anything.
 
     The same snapshot always produces the same bytes and keys. The cost is one PUT, and with `in_parts` one more PUT per
     50,000 actions.
@@ -521,7 +521,7 @@ def metadata_of(state: StateManifest, where: str) -> Metadata | None:
 
 
 class MetadataSearch:
-    """The search for the metadata of states without metadata. Only other writers create such states.
+    """The search for metadata of states that other writers wrote without metadata.
 
     The metadata is taken from the newest older state that contains metadata, else from version 0. Results are
     remembered. The search therefore adds at most one GET per older state, even if several states are tried. A damaged

@@ -6,15 +6,16 @@ state that references the manifests, then the hint. After a crash at any point, 
 (lesson 47).
 
 A new state shares manifests with the previous state. `layout` determines the manifests to keep, to rewrite and to add.
-`transactions_layout` decides the same for the objects of transactions. If a table has few transactions, the
-transactions are lines of the state's root instead. Both functions read the objects that they decide to rewrite, and
-send no other requests.
+`transactions_layout` determines the objects of transactions to keep, to rewrite and to add. If a table has few
+transactions, the transactions are lines of the state's root instead. `layout` and `transactions_layout` read the
+objects that they decide to rewrite, and send no other requests.
 
-The amortized work is proportional to the changes. An entry is written once when it is new. It is written again only in
-two cases. In the first case, its small manifest is joined with other manifests. In the second case, more than a tenth
-of all entries are dead. New transactions are written as one small object. If there are many small objects, they are
-merged into the sorted objects that contain the same ranges of appIds. The other sorted objects stay unchanged. Most
-sorted objects stay unchanged, because the names of landed files usually contain the time in ascending order.
+The amortized work is proportional to the changes. An entry is written once when it is new. The entry is written again
+only in two cases. In the first case, the entry is in a small manifest that is joined with other manifests. In the
+second case, more than a tenth of all entries are dead. New transactions are written as one small object. If there are
+many small objects, they are merged into the sorted objects that contain the same ranges of appIds. The other sorted
+objects stay unchanged. Most sorted objects stay unchanged, because the names of landed files usually contain the time
+in ascending order.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def manifest_info(path: str, table: pa.Table, snapshot: Snapshot) -> ManifestInf
 
 
 def partition_schema(snapshot: Snapshot) -> pa.Schema:
-    """Return the partition fields with their types. For a table of other software, these are its partition columns."""
+    """Return the partition fields, or the partition columns of a table of other software, with their types."""
     fields, schema = snapshot.config.partition_fields, snapshot.schema
     if fields:
         return value_schema(fields, schema)

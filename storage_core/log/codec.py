@@ -3,7 +3,8 @@
 A version file is newline-delimited JSON, compressed with gzip. The functions convert bytes to records and back, without
 I/O. Equal actions produce equal bytes on every machine at any time. During decoding, only the records and one line are
 in memory, regardless of the decompressed size. Version files of other writers may also be plain text, or gzip data
-after the bytes `01 01`. Such files contain no commit information. Both forms can be read.
+after the bytes `01 01`. Version files of other writers contain no commit information. The module can read both
+compressed and plain version files.
 
 The schema registry keeps one copy of each document mapping, addressed by a hash of its canonical form.
 `add.docMappingRef` contains the hash. `metaData.configuration` contains the text of the schema under the key
@@ -53,7 +54,7 @@ def gzip_in(data: bytes) -> bytes | None:
 def time_of_unnamed_commit(actions: Iterable[Action], previous: int) -> int:
     """Return the time in ms of a version without `commitInfo`.
 
-    The result is the newest time in the actions of the version. It is always later than `previous`.
+    The result is the newest time in the actions of the version. The time is always later than `previous`.
     """
     return max([previous + 1, *_named_times(actions)])
 

@@ -194,8 +194,7 @@ class Committer:
             )  # fmt: skip
 
     def _settled(self, plan: Plan, head: Snapshot) -> tuple[Snapshot, tuple[Action, ...] | None]:
-        """Return the snapshot that the commit follows, and the actions that `settle` returns for the plan on this
-        snapshot.
+        """Return the snapshot that the commit follows, and the actions that `settle` returns for this snapshot.
 
         A conflict is reported only if the plan also fails on the newest version.
         """
@@ -223,8 +222,8 @@ class Committer:
             case Committed():
                 return _Attempt(landed=True, head=Snapshot.apply(head, version, content))
             case Conflict() | OutcomeUnknown() as outcome:
-                # A conflict may also come from our own put if its reply was lost. Only the stored bytes show which case
-                # it is.
+                # A conflict may also come from our own put if its reply was lost. Only the stored bytes show whether
+                # our own put succeeded.
                 _logger.info("version %d of %s: %s, reading back", version, self.store.uri, type(outcome).__name__)
                 reason = outcome.reason if isinstance(outcome, OutcomeUnknown) else last.reason
                 return self._read_back(head, label.commit_id, reason)

@@ -17,9 +17,9 @@ its commit id or its `txn`. If a commit has no id and no `txn`, it is checked ag
 needs no request. `fsck` reports a path that is live twice.
 
 **Settings.** New splits depend on the settings that determine their rows and their order. A split of an earlier schema
-is still valid if all later changes only widened the schema. A merge depends on the exact schema. Its records may have
-columns that the plan did not include. A commit of `metaData` depends on the complete metadata. An index segment depends
-on the definition of its index. No other action depends on settings.
+is still valid if all later changes only widened the schema. A merge depends on the exact schema. The records of the
+merge may have columns that the plan did not include. A commit of `metaData` depends on the complete metadata. An index
+segment depends on the definition of its index. No other action depends on settings.
 
 **Segments and translations.** The commit omits new index segments and translations that no search can use any more. The
 commit also removes existing translations that no segment needs any more.
@@ -77,17 +77,17 @@ PRUNING = "tidemark:prune"
 """The name of the fence for prunings. The token of this fence is the last version that pruned transactions.
 
 A commit that was planned before this version must not record transactions. Another commit may have done the same work
-after the plan. Its transaction may already be pruned. The planned commit would then repeat the work.
+after the plan. The transaction of this commit may already be pruned. The planned commit would then repeat the work.
 """
 
 OF_VERSIONS = frozenset({PRUNING, RESTORES})
-"""The fences that use versions as tokens. Such a token has no meaning in a log with a new numbering of versions."""
+"""The fences that use versions as tokens. These tokens have no meaning in a log with a new numbering of versions."""
 
 
 FORGOTTEN: Final = "tidemark:forgotten"
 COMPACT_STATE: Final = "tidemark:compact-state"
 VERSION_APPS = (FORGOTTEN, COMPACT_STATE)
-"""The names of the log's own applications. Like the fences of `OF_VERSIONS`, their transactions contain versions.
+"""The names of the log's own applications. The transactions contain versions, like the tokens of `OF_VERSIONS`.
 
 A clone and a repaired table start a new numbering of versions. So these transactions are not copied to a clone or a
 repaired table.
@@ -97,7 +97,7 @@ repaired table.
 def records_a_version(action: Action) -> bool:
     """Return True if the action adds or removes a recorded version.
 
-    A log with a new numbering of versions cannot use such an action.
+    A log with a new numbering of versions cannot use an action with a version of the old numbering.
     """
     match action:
         case Fence(resource=name) | Txn(appId=name) | RemoveTxn(appId=name):
@@ -125,8 +125,8 @@ class MergeProgress:
     """The requirement that the last merged generation of the region is `after`. 0 means that no generation was merged.
 
     The requirement ensures that no generation is merged twice or out of order. A commit can merge a range of several
-    generations of a region. This requirement then states the start of the range. Without the requirement, the commit
-    merges only the generation in its `mergedGenerations`.
+    generations of a region. `MergeProgress` then ensures that this range starts after the generation `after`. Without
+    `MergeProgress`, the commit merges only the generation in its `mergedGenerations`.
     """
 
     region: str
@@ -149,7 +149,7 @@ class MergeProgress:
 class SameMerges:
     """The requirement that no region has been merged since the plan.
 
-    It contains the last merged generations at the time of the plan.
+    `SameMerges` contains the last merged generations at the time of the plan.
 
     Merges use this requirement in tables where several regions may contain the same key
     (docs/architecture/ingestion.md). Otherwise, two concurrent merges could both add a row with the same key.
@@ -564,8 +564,8 @@ Rebase = Callable[[Sequence[Action], Snapshot], Sequence[Action]]
 
 The function compares the splits of the head and of the plan.
 
-The function does not change the log. For the same head, it always returns the same actions. The function raises
-`CommitConflict` if a new plan is necessary.
+The function does not change the log. For the same head, the function always returns the same actions. The function
+raises `CommitConflict` if a new plan is necessary.
 """
 
 
@@ -589,8 +589,8 @@ class Plan:
 def validated(actions: Sequence[Action]) -> tuple[Action, ...]:
     """Return the actions as readers will see them. To check the actions, the function encodes and decodes them.
 
-    Raises `InvalidInput` for actions that no head could accept. Such actions cannot be encoded or decoded, contradict
-    each other, or are reserved for the log.
+    Raises `InvalidInput` for actions that no head could accept. These are actions that cannot be encoded or decoded,
+    that contradict each other, or that are reserved for the log.
     """
     if not actions:
         raise InvalidInput("nothing to commit: the list of actions is empty")

@@ -166,8 +166,8 @@ def worthless(
     A translation is useless if both conditions hold:
 
     - No segment covers rows that the translation moved.
-    - The rows reach a live split only after more than `OUTLIVED_MOVES` moves, or never. The move of the translation
-      itself counts.
+    - The rows reach a live split only after more than `OUTLIVED_MOVES` moves, or never. The number of moves includes
+      the move of the translation.
     """
     behind, moved = leading_to(removed, translations), by_input(translations)
 

@@ -1,13 +1,13 @@
 """Deletion vectors of splits, and rules for the paths in a log entry.
 
-**Deletion vectors.** A deletion vector contains the deleted and superseded rows of a split. It is part of the split's
-`add`. Rows are counted from 0 in file order. The bytes are a 32-bit Roaring bitmap in its portable format. The bytes
-are either in the action itself as base64 (`inline`), or in an object (`key`). The action then contains the key of the
-object. A deletion vector from a log is not trusted at first. `rows_of` compares its bytes with the size, checksum and
-cardinality in its entry.
+**Deletion vectors.** A deletion vector contains the deleted and superseded rows of a split. The deletion vector is part
+of the split's `add`. Rows are counted from 0 in file order. The bytes are a 32-bit Roaring bitmap in its portable
+format. The bytes are either in the action itself as base64 (`inline`), or in an object (`key`). The action then
+contains the key of the object. A deletion vector from a log is not trusted at first. `rows_of` compares the bytes of a
+deletion vector with the size, checksum and cardinality in the log entry.
 
-**Paths.** A path in a log entry is a key inside the table. Its spelling has the same meaning for every reader. An
-unsafe path is refused before it reaches a store, a file system or a URL (design lessons 80 and 82).
+**Paths.** A path in a log entry is a key inside the table. The spelling of a path has the same meaning for every
+reader. An unsafe path is refused before it reaches a store, a file system or a URL (design lessons 80 and 82).
 
 The module does no I/O.
 """

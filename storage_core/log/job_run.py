@@ -98,7 +98,7 @@ class Metrics:
 
     `rows_rejected` is the number of rejected rows that no earlier commit has counted. Four numbers concern new fields
     of landed files. `fields_ignored` counts values that were left out, and `fields_kept` counts values in the column
-    for new fields. The other two are `columns_added` and `columns_widened`. Two numbers count landed records without an
+    for new fields. `columns_added` and `columns_widened` count columns. Two numbers count landed records without an
     effect on a keyed table: `rows_older` and `tombstones`. A record counts in `rows_older` if it is older than the row
     of its key.
     """
@@ -260,7 +260,8 @@ def _words(value: object) -> str:
             return f"{value:,}"
         case Mapping():
             words = {name: text for name, each in value.items() if (text := _words(each))}
-            # A name that contains a comma is a sentence, for example a reason. Each sentence gets its own line.
+            # A name that contains a comma is a whole sentence, for example the reason of a rejection. Each sentence
+            # gets its own line.
             if any("," in name for name in words):
                 return "".join(f"\n    {text:>10}  {name}" for name, text in words.items())
             nested = {name for name, each in value.items() if isinstance(each, Mapping)}
@@ -459,13 +460,13 @@ class TaskEnvironment:
 class Task(Protocol):
     """A task. `as_task` returns tasks.
 
-    Executors call the task with an item. The executor `InProcessExecutor` is an exception. It calls the inner function
-    with its own place and the item.
+    Executors call the task with an item. The executor `InProcessExecutor` is an exception. `InProcessExecutor` calls
+    the wrapped function with its own place and the item.
     """
 
     @property
     def __wrapped__(self) -> Callable[[TaskEnvironment, Item], Answer]:
-        """The function of a place and an item."""
+        """The wrapped function. Its arguments are a place and an item."""
         ...
 
     def __call__(self, item: Item) -> Answer:
@@ -976,7 +977,7 @@ def require_shared(uri: str) -> str:
 def _reports_windows(options: RunOptions) -> bool:
     """Return True if the report has metrics per window.
 
-    This is the case if the options request these metrics or limit the run to some windows.
+    The report has these metrics if the options request them or limit the run to some windows.
     """
     by_window: bool | None = getattr(options, "by_window", None)
     return by_window is not None and (by_window or getattr(options, "windows", EVERY_WINDOW) != EVERY_WINDOW)

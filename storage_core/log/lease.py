@@ -296,10 +296,10 @@ class Lease:
 def acquire(log: TransactionLog, head: Snapshot, resource: str, holder: str, *, is_dead: IsDead | None = None) -> Lease:
     """Acquire the resource for five minutes, with a token that is higher than all earlier tokens. One GET and one PUT.
 
-    A lease is taken over if it has expired by this machine's clock. It is also taken over if `is_dead` returns True for
-    its holder. If a lease expires more than five minutes from now, one of the clocks is wrong. The function then checks
-    the age of the object by the store's clock, with one HEAD. If the object is at least five minutes old, the function
-    takes the lease over.
+    A lease is taken over if it has expired by this machine's clock. A lease is also taken over if `is_dead` returns
+    True for the holder of the lease. If a lease expires more than five minutes from now, one of the clocks is wrong.
+    The function then checks the age of the object by the store's clock, with one HEAD. If the object is at least five
+    minutes old, the function takes the lease over.
 
     Args:
         head: The snapshot that contains the recorded token of the log.
@@ -327,9 +327,9 @@ def acquire(log: TransactionLog, head: Snapshot, resource: str, holder: str, *, 
 def break_lease(log: TransactionLog, resource: str, holder: str) -> int:
     """Take the resource from its holder, record the new token in the log, release the lease, and return the token.
 
-    It does not matter whether the holder still runs. After the return, no commit with an earlier token can take effect.
-    This is true even if its holder has just checked the lease. The function also repairs an object that is not a valid
-    lease. Raises `NotFound` if no lease has this name.
+    The function also takes the resource from a holder that still runs. After the return, no commit with an earlier
+    token can take effect. A commit of the old holder fails even if the holder has just checked the lease. The function
+    also repairs an object that is not a valid lease. Raises `NotFound` if no lease has this name.
 
     Cost:
         Two GETs and two PUTs, plus the requests to open the table and to commit once.

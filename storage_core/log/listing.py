@@ -124,8 +124,8 @@ def read_hint(store: ObjectStore) -> Checkpointed | None:
 def advance_hint(store: ObjectStore, hint: CheckpointHint, nonce: Callable[[], str]) -> bool:
     """Update the hint to a newer state. Return True if this call changed the hint.
 
-    A newer or equal hint is not changed, unless its state does not exist. It is not an error if other processes win
-    every attempt, because their hint is usable. Without any hint, opening the table only takes longer.
+    A newer or equal hint is not changed, unless its state does not exist. The call does not fail if other processes win
+    every attempt, because the hint of another process is usable. Without any hint, opening the table only takes longer.
 
     Cost:
         One GET and one PUT if no other process changes the hint meanwhile.
@@ -158,12 +158,11 @@ def _checkpointed(data: bytes) -> Checkpointed | None:
 
 
 SPAN = 1_000
-"""The number of versions whose keys differ only in the last three digits. Such versions count as near each
-other."""
+"""The number of versions whose keys differ only in the last three digits, and which count as near each other."""
 CLOSE = 100
-"""The maximum age of a close state, in versions.
+"""The maximum age, in versions, of a state that counts as close to the wanted version.
 
-For a close state, a search for a newer JSON checkpoint would cost more than it saves.
+If a state is this close, a search for a newer JSON checkpoint would cost more than it saves.
 """
 
 MOST_ABSENT_KEYS = 32
@@ -238,7 +237,7 @@ def has_log(store: ObjectStore) -> bool:
 def list_near(store: ObjectStore, at: int) -> LogListing:
     """Return the checkpoints up to `at` in the thousand versions that contain `at`.
 
-    If there are none, use the previous thousand versions.
+    If these versions have no checkpoint, use the previous thousand versions.
 
     Keys are listed by prefixes of digits, because a store need not list in order.
 
@@ -311,8 +310,9 @@ def _tail(store: ObjectStore) -> tuple[list[ParsedKey], int]:
 
     The page includes other keys that sort between the files.
 
-    The function finds the page by an exponential search, then by a binary search, and lists one page per step. If the
-    page has keys, it becomes the lower end of the search. If the page is empty, it becomes the upper end.
+    The function finds the page by an exponential search, then by a binary search, and lists one page per step. If a
+    tried page has keys, the page becomes the lower end of the search. If a tried page is empty, the tried version
+    becomes the upper end of the search.
     """
     since, shown, beyond, step = 0, _page(store, None), None, PAGE_KEYS
     while len(shown) == PAGE_KEYS:
@@ -368,7 +368,7 @@ def _probed_beyond(store: ObjectStore, version: int) -> int:
 
 
 def _probed_state(store: ObjectStore, at: int) -> LogListing | None:
-    """Return a listing with the newest close state up to `at` on a local disk, or None if there is none."""
+    """Return a listing with the newest state at most `CLOSE` versions before `at`, on a local disk, or None."""
     if _is_there(store, version_key(at)):
         for version in range(at, max(at - CLOSE, 0), -1):
             if _is_there(store, state_key(version)):
@@ -382,8 +382,8 @@ MOST_LEVELS = 16
 def reject_nested_table(store: ObjectStore, *, is_new: bool = False) -> None:
     """Raise `InvalidInput` if the location is inside another table's folder, or has another table inside its own.
 
-    If `is_new` is True, the location also must not have splits. Such splits belong to a table with a lost log. The log
-    of a new table would hide the loss.
+    If `is_new` is True, the location also must not have splits. Splits without a log belong to a table whose log was
+    lost. The log of a new table would hide the loss.
 
     The error contains the other table. If this process may not list a parent folder, the folder counts as a folder
     without a table. A folder also counts as a folder without a table while another process creates the table.

@@ -2,8 +2,8 @@
 
 The list of a large table is stored in columns. Each manifest of the state is a `Part`, which is read only when it is
 first used. `ListedFiles` contains the parts of one state. `LiveFiles` combines the parts with the versions after the
-state. Only a few such versions exist, so their additions are stored as actions. Consecutive snapshots share the parts,
-so the cost of a new snapshot depends only on the changes.
+state. Only a few versions follow the state, so the additions of these versions are stored as actions. Consecutive
+snapshots share the parts, so the cost of a new snapshot depends only on the changes.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class ListedFiles:
             yield rows_at(part.table, np.array(rows, np.int64))
 
     def part_of(self, path: str) -> Part | None:
-        """Return the part that contains the path, or None. The entry of the path may be dead."""
+        """Return the part that contains the path, or None. The split may already be removed from the table."""
         wanted = [part for part in self._parts() if part.may_hold(path)]
         return next((part for part in self._read(wanted) if path in part.rows), None)
 
@@ -231,8 +231,8 @@ class Added:
 class LiveFiles(Mapping[str, Add]):
     """The live splits by path, unordered.
 
-    The splits are stored in columns. `table` returns them as columns. Iteration creates a record per split. Any method
-    may read a manifest and then raise `Corrupt` or `Unavailable`. `len` reads no manifest unless an addition may
+    The splits are stored in columns. `table` returns the splits as columns. Iteration creates a record per split. Any
+    method may read a manifest and then raise `Corrupt` or `Unavailable`. `len` reads no manifest unless an addition may
     replace a listed split.
     """
 

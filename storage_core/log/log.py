@@ -14,7 +14,7 @@ even if the application sends it several times.
 A compact state has the minimum number of manifests for its splits, and no tombstones. `compact_state` writes a compact
 state on request. Without a request, a state is rewritten only if that saves more work than it costs
 (`checkpoint_writing`). States are immutable. If the newest version already has a state, `compact_state` therefore first
-commits a new version without changes. Then it writes the compact state of the new version.
+commits a new version without changes. Then `compact_state` writes the compact state of the new version.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class TransactionLog:
             Without contention: one HEAD and one PUT, and a checkpoint every `checkpoint_interval` versions. A failed
             checkpoint is only logged. With a `commit_id`: also one GET per retained version.
         """
-        with typed("this process"):  # This loads modules that readers do not need.
+        with typed("this process"):  # These imports load modules that readers do not need.
             from storage_core.log.commit import CommitLabel, CommitResult, Committer
             from storage_core.log.conflicts import Plan, validated
 

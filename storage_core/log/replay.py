@@ -243,7 +243,7 @@ _Seen = TypeVar("_Seen")
 
 
 def recovery(store: ObjectStore, version: int) -> Recovery:
-    """Return a fallback for the state of `version`. It provides the content of unreadable objects from another source.
+    """Return a fallback for the state of `version`. The fallback provides unreadable objects from another source.
 
     The fallback first tries a JSON checkpoint of the same version. Older checkpoints help only while all version files
     after them exist.
@@ -275,7 +275,7 @@ def recovery(store: ObjectStore, version: int) -> Recovery:
 def _from_listing(store: ObjectStore, at: int | None, load: _Load, *, below: int | None = None) -> Snapshot:
     """Replay from a checkpoint near `at` or the head.
 
-    If that fails, use any checkpoint in a listing of the whole log.
+    If the replay fails, use any checkpoint in a listing of the whole log.
     """
     near = list_head(store) if at is None else list_near(store, at)
     found = _from_checkpoint_of(store, near.until(at, below), load, at)
@@ -312,7 +312,8 @@ def _from_checkpoint_of(store: ObjectStore, listing: LogListing, load: _Load, at
 def _unreachable(store: ObjectStore, listing: LogListing, found: Snapshot, wanted: int) -> NotFound | Corrupt:
     """Return the error for a listed version that cannot be reached.
 
-    In some logs, a state is itself a commit. If such a state is deleted, nothing shows that its version existed.
+    In some logs, a state is itself a commit. If a state that is a commit is deleted, nothing shows that its version
+    existed.
     """
     shown = {*listing.versions, *(each.version for each in listing.checkpoints)}
     if is_ours(found.protocol) or wanted in shown:

@@ -56,7 +56,8 @@ from storage_core.store.s3_location import parse_s3_uri
 SOURCE = "tidemark.cloneOf"
 """The setting of a shallow clone.
 
-Its value contains the source table, the cloned version, and the tag that keeps this version in the source.
+The value of this setting contains the source table, the cloned version, and the tag that keeps this version in the
+source.
 """
 
 MOST_CLONES = 16
@@ -100,10 +101,10 @@ class Cloned:
 
 
 class TableStore:
-    """The objects of a table. If the table is a shallow clone, these include the objects of the source.
+    """The objects of a table. If the table is a shallow clone, the objects of the source are included.
 
-    The first read of each object in the source costs one more request. The first such read also costs one GET of
-    `_source.json`. Other tables send these additional requests only for missing objects. Reads also
+    The first read of each object in the source costs one more request. The first read of an object in the source also
+    costs one GET of `_source.json`. Other tables send these additional requests only for missing objects. Reads also
     raise `InvalidInput` or `Corrupt` if the source is refused. Safe for threads.
     """
 

@@ -101,7 +101,7 @@ class Snapshot:
 
     @property
     def table_id(self) -> str:
-        """The UUID of the table. The creation of the table sets it."""
+        """The UUID of the table. The UUID is set when the table is created."""
         return self.metadata.id
 
     @cached_property
@@ -222,7 +222,7 @@ class SnapshotBuilder:
 def commit_timestamp(actions: Sequence[Action], previous: int) -> int:
     """Return the commit time of a version in ms.
 
-    The result is the recorded time. In a log of other software, it is the newest time in the version's actions.
+    The result is the recorded time. In a log of other software, the result is the newest time in the version's actions.
     """
     info = commit_info(actions)
     return time_of_unnamed_commit(actions, previous) if info is None else info.timestamp
@@ -243,9 +243,9 @@ def require_readable(protocol: Protocol) -> None:
 
 
 UNFINISHED_IMPORT = "tidemark.unfinishedImport"
-"""The setting of an unfinished import. Version 0 has this setting, and the last commit of the import removes it.
+"""The setting for unfinished imports. Version 0 has this setting, and the last commit of the import removes it.
 
-Its value is the imported source.
+The value of this setting is the imported source.
 """
 
 

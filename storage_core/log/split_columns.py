@@ -1,7 +1,7 @@
 """Live splits as columns: one Arrow row per split, with the names and types of the file entries in the Avro state.
 
-Each table has the schema `FILES_SCHEMA`. Its rows may come from manifests or from actions. Code that checks every split
-works on these columns. An example is data skipping. Only selected rows become `Add` records.
+Each table has the schema `FILES_SCHEMA`. The rows of the Arrow table may come from manifests or from actions. Code that
+checks every split works on these columns. An example is data skipping. Only selected rows become `Add` records.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _REFUSALS = (TypeError, ValueError, OverflowError, AttributeError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestBounds:
-    """Bounds of the splits in a manifest. The root of a state contains them, so a reader need not read the manifest.
+    """Bounds of the splits in a manifest. The root of a state contains the bounds, so a reader can skip the manifest.
 
     Attributes:
         partitions: The smallest and largest text of each partition column for which every split has a value. None
@@ -117,7 +117,7 @@ def table_of(adds: Sequence[Add], added_at: Sequence[tuple[int, int]] | None = N
 
 
 def adds_of(files: pa.Table) -> tuple[Add, ...]:
-    """Return the actions of the rows, in row order. This is the inverse of `table_of`, except for `added_at`.
+    """Return the actions of the rows, in row order. The function reverses `table_of`, except for `added_at`.
 
     A missing column counts as null. If the table comes from bytes of another writer, the caller must check that the
     paths are safe.
@@ -240,7 +240,7 @@ def _misfit(adds: Sequence[Add], wanted: pa.Field) -> Corrupt:
 
 
 def _values(files: pa.Table, name: str) -> list[Any]:
-    """Return one column as the values of `Add`."""
+    """Return the values of one column in the Python types that the fields of `Add` have."""
     column, kind = files.column(name), files.schema.field(name).type
     values = [value for chunk in column.chunks for value in _python(chunk)]
     if pa.types.is_list(kind):

@@ -103,7 +103,7 @@ class Transactions(Mapping[str, int]):
         return found
 
     def about(self, subjects: Subjects) -> dict[str, Txn]:
-        """Return the transactions about these subjects. Only objects that may contain such a transaction are read.
+        """Return the transactions about these subjects. Reads only objects that may contain a matching transaction.
 
         Cost: at most one GET per object, once. Time for the entries of these objects, not for all entries.
         """
@@ -179,7 +179,7 @@ class Subjects:
         return kind in self._kinds and rest.partition("@")[0] in self._subjects
 
     def may_be_within(self, bounds: Mapping[str, Sequence[str]]) -> bool:
-        """Return False if no such transaction can be within these bounds.
+        """Return False if no transaction about these subjects can be within `bounds`.
 
         `bounds` has bounds of appIds for each kind.
         """
@@ -191,8 +191,8 @@ class Subjects:
         low, high = (each.partition(":")[2] for each in (least, most))
         if bisect_left(self._ordered, low) < bisect_right(self._ordered, high):
             return True
-        # A subject may sort before `low` while its transactions sort after `low`. This is possible only if `low` begins
-        # with the subject.
+        # A subject may come before `low` in sort order, while the transactions of the subject come after `low`. This
+        # order is possible only if `low` begins with the subject.
         return any(low[:length] in self._subjects for length in range(len(low)))
 
 
@@ -272,7 +272,7 @@ class ListedTransactions:
         return None
 
     def every(self, kind: str | None = None) -> dict[str, Txn]:
-        """Return all transactions, or those of one kind. Reads the parts that may contain them, in parallel."""
+        """Return all transactions, or those of one kind. Reads the needed parts in parallel."""
         found: dict[str, Txn | None] = {}
         for recorded in self._read(part for part in self.parts if kind is None or part.may_hold_kind(kind)):
             found.update(recorded)

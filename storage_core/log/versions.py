@@ -1,6 +1,6 @@
 """The module reads version files in order, forward from a snapshot or backward through history.
 
-It also has the changes of commits.
+The module also provides the changes of commits.
 
 See docs/architecture/transaction-log.md, "History".
 """
@@ -114,7 +114,8 @@ UNRECORDED = "unrecorded"
 class HistoryEntry:
     """One version of the history.
 
-    A version of another writer has no commit information. Its operation is `unrecorded` and its id is empty.
+    A version of another writer has no commit information. The operation of a version without commit information is
+    `unrecorded`, and its id is empty.
 
     Attributes:
         timestamp: The commit time in ms.
@@ -183,15 +184,15 @@ def written(store: ObjectStore, newest: int) -> Iterator[Written]:
 def brings_rows(action: Action) -> bool:
     """Return whether the action adds a split with new rows.
 
-    The result is False for a split with moved rows. It is also False for an entry that adds a deletion vector to a live
-    split.
+    The result is False for a split with moved rows. The result is also False for an entry that adds a deletion vector
+    to a live split.
     """
     return isinstance(action, Add) and action.dataChange and action.deletionVector is None
 
 
 def _counted(version: int, actions: list[Action]) -> Written:
     info = commit_info(actions)
-    # An add with a deletion vector and changed data only adds the deletion vector to a live split.
+    # If an add has a deletion vector and changed data, the add gives a live split a deletion vector and adds no split.
     adds = [each for each in actions if isinstance(each, Add) and (not each.dataChange or each.deletionVector is None)]
     removes = [each for each in actions if isinstance(each, Remove)]
     segments = [each for each in actions if isinstance(each, IndexSegment)]

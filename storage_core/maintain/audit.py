@@ -406,7 +406,7 @@ def _window_of(compaction: Compaction, path: str) -> int | None:
 def audit_merge(store: ObjectStore, merged: RetainedMerge) -> tuple[list[Fault], str | None]:
     """Return the faults of a merge, and the reason if its rows could not be compared.
 
-    The check compares visible rows. It compares the input rows before the version with the output rows after the
+    The check compares visible rows. The check compares the input rows before the version with the output rows after the
     version.
 
     Cost:

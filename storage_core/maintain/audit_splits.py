@@ -75,7 +75,7 @@ def audit_split(store: ObjectStore, add: Add, table: AuditedTable) -> list[Fault
     """Return every violation of TW-1, TW-2 and SS-1 to SS-6 in a split.
 
     The check covers all rows of the file, including deleted rows. The check uses the columns and settings in the file.
-    If the file does not contain them, the check uses the columns and settings of the table.
+    If the file does not contain the columns and settings, the check uses the columns and settings of the table.
 
     Cost:
         One GET. Raises the errors of `open_split`.

@@ -120,8 +120,8 @@ def note_candidates(
     """Replace `plan` with a plan that has these candidates. Return the new plan and the earlier of two current times.
 
     The two times are `now_ms` and the store's timestamp of the new plan. If the first time of a candidate is after this
-    timestamp, it comes from a clock that was ahead. The first time is then reduced to the timestamp. Otherwise nothing
-    would be deleted until the store's clock reaches this time.
+    timestamp, it comes from a clock that was ahead. The function then replaces the first time of the candidate with the
+    timestamp. Otherwise nothing would be deleted until the store's clock reaches this time.
 
     Cost:
         A PUT and a HEAD, and a second PUT if a first time is reduced. Raises the errors of `write_plan`.
@@ -172,8 +172,8 @@ def advance_boundary(store: ObjectStore, first: int, *, nonce: str) -> None:
     """Raise the boundary to `first` unless it is already at `first` or higher. One GET and at most one PUT.
 
     The boundary never moves back. The boundary moves before a version file below the new boundary is deleted. Only a
-    writer that was stalled for a long time creates a version below the boundary. An earlier version already had this
-    name, so the commit never counts.
+    writer that was stalled for a long time creates a version below the boundary. The table already had a version with
+    the number of the late version, so readers ignore the late version.
 
     Raises:
         CommitConflict: Another collector moved the boundary. Nothing may be deleted.
@@ -190,8 +190,8 @@ def planned_for_deletion(store: ObjectStore, keys: Collection[str]) -> frozenset
 
     A sweep deletes only objects in its plan. The sweep writes the plan, waits for the horizon, and then reads the
     roots. Some operations keep an object, for example the creation of a tag. Such an operation therefore writes its
-    root first. Then it reads the plan. If the plan does not contain the object, there are two cases. The object is
-    already deleted, or every later sweep sees the root.
+    root first. Then the operation reads the plan. If the plan does not contain the object, there are two cases. The
+    object is already deleted, or every later sweep sees the root.
     """
     candidates = read_plan(store).candidates
     return frozenset(key for key in keys if key in candidates)
@@ -255,8 +255,8 @@ class Unreachable:
 
     The fields are the reason, the size in bytes, and the version and time (ms) of the object's removal.
 
-    The time comes from the commit that removed the object, never from the file's age (lesson 40). Without such a
-    commit, the time is the last modification by the store's clock.
+    The time comes from the commit that removed the object, never from the file's age (lesson 40). If no commit removed
+    the object, the time is the last modification by the store's clock.
     """
 
     key: str
@@ -419,8 +419,9 @@ class Horizon:
 
     def of(self, candidate: Candidate) -> int:
         """Return the horizon of a candidate, in ms."""
-        # A requested horizon never shortens the horizon of reusable names. It does not shorten the horizon of a
-        # generation's manifest either. Only this manifest contains the names of the generation's WAL entries.
+        # A requested horizon never shortens the horizon of reusable names. A requested horizon does not shorten the
+        # horizon of a generation's manifest either. Only this manifest contains the names of the generation's WAL
+        # entries.
         numbered = _kind(candidate) in REUSED or _goes_last(candidate)
         return max(self.requested_ms, self.configured_ms) if numbered else self.requested_ms
 
@@ -569,11 +570,11 @@ def collect(
     dry_run: bool = False,
     require_held: RequireHeld = no_lease,
 ) -> CollectionReport:
-    """Run both passes. Add unreachable objects to the plan, then delete objects that were in the plan for the horizon.
+    """Run both passes. Add unreachable objects to the plan, then delete objects planned at least one horizon ago.
 
     The run is idempotent, and can be repeated after a kill at any point. Expired tags keep no object, and only this
-    function removes expired tags. At the end, the run updates the manifests of regions. It removes those generations
-    from the manifests that were deleted before the run.
+    function removes expired tags. At the end, the run updates the manifests of regions. The run removes from the
+    manifests all generations that were deleted before the run.
 
     This machine's clock and the store's clock may show different times. The age of an object is measured with the
     earlier time. A clock that is ahead therefore deletes nothing too early (lesson 48).

@@ -18,7 +18,8 @@ _NOTHING_LOST: Final = "nothing is lost: "
 DAMAGE: Final = (Corrupt, NotFound, SnapshotExpired, Unsupported, InvalidInput)
 """The errors that describe a damaged object.
 
-Every other error concerns the store, a write or a concurrent process. Such an error is never a finding or a loss.
+Every other error concerns the store, a write or a concurrent process. An error of the store, a write or a concurrent
+process is never a finding or a loss.
 """
 
 

@@ -527,11 +527,11 @@ def merge_regions(log: TransactionLog, head: Snapshot, found: HoldingObjects) ->
 
 
 def are_clean_states(store: ObjectStore, head: Snapshot, found: HoldingObjects, wanted: int) -> bool:
-    """Return whether the newest `wanted` states exist and a report would list none of them.
+    """Return whether the newest `due_runs` states exist and are clean.
 
-    A clean state belongs to the version of the last `FORGET` or a later version. It contains no tombstone, and no split
-    that may have contained the rows. A split that was live in an older state may be deleted now, and a deleted split
-    cannot be searched.
+    A clean state belongs to the version of the last `FORGET` or a later version. A clean state contains no tombstone,
+    and no split that may have contained the rows. A split that was live in an older state may be deleted now, and a
+    deleted split cannot be searched.
 
     Cost:
         One LIST per 1,000 objects. One GET per version file down to the `FORGET` commit, one GET per state, and one GET

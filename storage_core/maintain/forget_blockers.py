@@ -2,14 +2,14 @@
 
 Metadata contains no rows. But bounds, row keys, expressions and keys of generations contain values of rows. Metadata
 refers to a split or a generation. If the split or generation exists, the search determines whether it contains the
-rows. A deleted split or generation may also have contained some of the rows. This is possible if the last `FORGET`
-version or an earlier version references the deleted object. Metadata about this split or generation may then contain
-values of these rows.
+rows. A deleted split or generation may also have contained some of the rows. A deleted object may have contained the
+rows if the last `FORGET` version or an earlier version references the object. Metadata about this split or generation
+may then contain values of these rows.
 
 Index segments contain words, values or embeddings of rows (decision 0030). A segment contains the rows of its source
 splits, even if these rows were moved or deleted later. For an existing split, the search determines whether it had a
-row to forget. For a deleted split, the search cannot determine this. A segment of a deleted split is clean only if all
-rows of the segment are in live splits.
+row to forget. For a deleted split, the search cannot determine whether the split had a row to forget. A segment of a
+deleted split is clean only if all rows of the segment are in live splits.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def is_forgetting(actions: Iterable[Action]) -> bool:
 class Since:
     """The last recorded `FORGET` commit.
 
-    - `version`: the version of its plan. None means that there was no `FORGET` commit.
-    - `at_ms`: the time of the record in ms. If there is no record, it is the time of the head.
+    - `version`: the version on which the `FORGET` commit was planned. None means that there was no `FORGET` commit.
+    - `at_ms`: the time of the record in ms. If there is no record, `at_ms` is the time of the head.
     - `generations`: by region, the last merged generation at the time of the commit.
     """
 
@@ -340,7 +340,7 @@ class MetadataSearch:
         if removal is not None:  # If the segment still existed after the last FORGET, it was clean at that time.
             return removal.version <= self.since.version or is_forgetting(self.versions.get(removal.version, ()))
         written_ms = self.found.listing.objects[key].last_modified_ms
-        return written_ms <= self.since.at_ms + self.head.config.gc_horizon_ms  # an earlier job may have written this
+        return written_ms <= self.since.at_ms + self.head.config.gc_horizon_ms  # the segment may be of an earlier job
 
     @cached_property
     def versions(self) -> Mapping[int, list[Action]]:

@@ -71,7 +71,7 @@ class ForgetReport:
     """The result of a search of all objects at the time `at_ms`, at the newest version `version`.
 
     `since` is the version of the plan of the last `FORGET`. None means that there was no `FORGET`. Deleted objects of
-    this version or an earlier version may have contained the rows. Metadata about such an object therefore counts as
+    this version or an earlier version may have contained the rows. Metadata about a deleted object therefore counts as
     containing values of the rows. `objects` is the number of existing objects, in all stores.
     """
 

@@ -4,9 +4,9 @@ The search uses a listing and not the log, because a split outside all versions 
 splits, most answers come from the indexes and from the statistics of the log. All other objects are decoded. Objects
 never change, so an answer stays correct and each object is read once.
 
-Records that contain a key but no row are an exception. Such a record belongs to a forgotten row if the search finds a
-row with this key. The search may find this row later. So objects with such records are read again when new keys are
-found.
+Records that contain a key but no row are an exception. A record with only a key belongs to a forgotten row if the
+search finds a row with this key. The search may find this row later. So objects with such records are read again when
+new keys are found.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _WHOLE = pa.array([int(Operation.PUT), int(Operation.RESET)], pa.int8())
 class _Answer:
     """Whether an object contains the rows.
 
-    None means that this is unknown. `keys_at` is set if later keys can change the answer.
+    `holds` is None if the answer is unknown. `keys_at` is set if later keys can change the answer.
     """
 
     holds: bool | None
@@ -100,7 +100,7 @@ class Memory:
         self._is_open = False
 
     def leave_open(self) -> None:
-        """Mark the next answer as open, because only keys determine the answer for some records of the object."""
+        """Mark the next answer as open, because some records of the object can match only by keys found later."""
         self._is_open = True
 
     def add(self, keys: pa.Table) -> None:
@@ -113,7 +113,7 @@ class Memory:
         return pa.concat_tables(self._keys) if self._keys else None
 
     def has_new_keys(self) -> bool:
-        """Return whether keys were found since the last call. If so, open answers need another search."""
+        """Return whether new keys were found since the last call. New keys can change open answers."""
         known = self.keys
         if known is None:
             return False
@@ -132,7 +132,7 @@ class RowCondition:
     """A condition on rows of a table, for every schema of the rows.
 
     For a keyed table, the judge also collects the keys of rows that matched the condition. A patch or a delete with one
-    of these keys belongs to such a row. The record itself lacks the columns of the condition.
+    of these keys belongs to a row that matched the condition. The record itself lacks the columns of the condition.
     """
 
     store: ObjectStore
@@ -154,7 +154,9 @@ class RowCondition:
         self._predicate = in_columns(self.wanted.predicate, names) or self.wanted.predicate
 
     def at(self, head: Snapshot) -> RowCondition:
-        """Return the judge for another version. Both judges share the answers if columns and settings are the same."""
+        """Return a `RowCondition` for another version. With equal metadata, the two `RowCondition` objects share the
+        answers.
+        """
         judge = RowCondition(self.store, head, self.wanted, self.limits, self.verified)
         if head.metadata == self.snapshot.metadata:
             judge.memory = self.memory
@@ -162,7 +164,7 @@ class RowCondition:
 
     @property
     def key(self) -> Sequence[str]:
-        """The columns of the primary key. An append table has none."""
+        """The columns of the primary key. An append table has no primary key."""
         return self.snapshot.config.primary_key
 
     @property
@@ -283,7 +285,7 @@ class HoldingObjects:
     generations: dict[Directory, Generation] = field(default_factory=dict)
 
     def has_split(self, path: str) -> bool:
-        """Return whether a split exists, so that it could be searched."""
+        """Return whether a split exists. Only an existing split can be searched."""
         return path in self.listing.objects or path in self.shared
 
     @property
@@ -396,7 +398,7 @@ class Search:
             memory.say(path, holds)
 
     def splits(self, paths: Iterable[str], *, strict: bool = False) -> None:
-        """Search the files of splits without an answer. One GET per file, several at a time."""
+        """Search the files of the splits that have no answer yet. One GET per file, several at a time."""
         self._each(paths, lambda key: self.store.get(key).data, self._split, strict=strict)
 
     def _each(
@@ -477,7 +479,7 @@ class Search:
 
 
 def holding_splits(store: ObjectStore, judge: RowCondition) -> list[Add]:
-    """Return the live splits of the judge's version with rows that match the condition.
+    """Return the live splits with rows that match the condition, at the version of `judge`.
 
     Raises the errors of the reads. Makes the requests of `Search.live`, and one GET per split without an answer.
     """

@@ -165,7 +165,7 @@ def set_tag(
 
 
 def _needed(log: TransactionLog, target: Snapshot) -> list[str]:
-    """Return the objects that `target` needs and the head does not keep. All of them exist.
+    """Return the objects that `target` needs and the head does not keep. All returned objects exist.
 
     A missing segment or translation is omitted, because `target` can be read without it.
     """
@@ -264,8 +264,8 @@ def restore(log: TransactionLog, target: Snapshot, *, commit_id: str | None = No
     at most 10 times. The call is idempotent. If the head already has the content, nothing is committed. A repeated call
     with the same `commit_id` finds its own commit.
 
-    A concurrent collector is safe if its horizon is longer than the duration of the call. With a shorter horizon, it
-    can delete objects that the restore needs. `fsck` then reports these objects.
+    A concurrent collector is safe if its horizon is longer than the duration of the call. With a shorter horizon, the
+    collector can delete objects that the restore needs. `fsck` then reports these objects.
 
     Raises:
         SnapshotExpired: Splits of `target` are deleted or about to be deleted. The error names them. Nothing is
@@ -403,7 +403,7 @@ def _segments_deleted(
 ) -> tuple[IndexSegment, ...]:
     """Return two kinds of live segments.
 
-    The older version cannot use the first kind. The second kind would cover a split twice.
+    The older version cannot use segments of the first kind. Segments of the second kind would cover a split twice.
     """
     alike = _indexes_alike(head, target)
     answered = {(each.index, split) for each in back for split in each.covers}

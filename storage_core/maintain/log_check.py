@@ -46,7 +46,8 @@ from storage_core.store.contract import Blob, ObjectFile, ObjectInfo, ObjectStor
 class ReadVersion:
     """A readable version file: the number in its key (`place`), the number of its commit, and the commit's time in ms.
 
-    A file of early 0.1 does not contain its number. For such a file under the key of another version, `number` is None.
+    A file of early 0.1 does not contain its number. If a file of early 0.1 is under the key of another version,
+    `number` is None.
     """
 
     place: int
@@ -172,7 +173,8 @@ class VersionWalk:
     def _check_paths(self, key: str, actions: Sequence[Action]) -> None:
         removed = {action.path for action in actions if isinstance(action, Remove)}
         for action in actions:
-            # An add of a live path can change its deletion vector. Such an add contains a deletion vector.
+            # An add of a live path can change its deletion vector. An add that changes the deletion vector of a live
+            # path contains a deletion vector.
             if isinstance(action, Add) and action.deletionVector is None and action.path in self._live - removed:
                 self.findings.add(Kind.PATH_LIVE_TWICE, key, f"{action.path} once", "added while it is live")
         self._live -= removed
@@ -182,8 +184,9 @@ class VersionWalk:
 def _fitting(times: Sequence[int]) -> Iterator[bool]:
     """Yield True for each time that is in every longest increasing subsequence of the times, else False.
 
-    If a file is a copy under the key of another version, no longest subsequence contains its time. If two files are
-    swapped, only some longest subsequences contain their times. The check does not trust such files.
+    If a file is a copy under the key of another version, the longest increasing subsequences do not contain its time.
+    If two files are swapped, the time of each file is missing in at least one longest increasing subsequence. The check
+    does not trust such files.
     """
     up = _growing(times)
     down = _growing([-time for time in reversed(times)])[::-1]
@@ -204,13 +207,14 @@ def _growing(times: Iterable[int]) -> list[int]:
     return lengths
 
 
-# Findings for a log that follows the rules of another program. They report only faults that stop the log's reader.
+# Findings for a log that follows the rules of another program. These findings report only faults that prevent a reader
+# from reading the log.
 _OF_READING = frozenset({Kind.VERSION_DAMAGED, Kind.STATE_DAMAGED, Kind.NEWER_FORMAT})
 
 
 @dataclass(frozen=True, slots=True)
 class VersionEvidence:
-    """The newest plan version of all splits, and the split with this version."""
+    """The newest version at which any split was planned, and the path of that split."""
 
     version: int
     path: str
@@ -221,8 +225,8 @@ def newest_evidence(
 ) -> VersionEvidence | None:
     """Return the newest version recorded in splits outside the log, or None if no split contains a version.
 
-    The function ignores unreadable splits and splits of other tables than `metadata`. It also ignores splits that were
-    planned before a repair renumbered the versions.
+    The function ignores unreadable splits and splits of other tables than `metadata`. The function also ignores splits
+    that were planned before a repair renumbered the versions.
 
     Cost:
         A few ranged GETs for the footer of each split.
@@ -255,7 +259,7 @@ def newest_planned(
 
 
 def lost_versions(newest: int, evidence: VersionEvidence | None) -> range:
-    """Return the missing versions after the newest known version, up to the version in the evidence."""
+    """Return the missing versions after `newest`, up to the newest version that a split records."""
     return range(newest + 1, newest + 1 if evidence is None else max(newest, evidence.version) + 1)
 
 
@@ -399,7 +403,7 @@ class PartOfStore:
 def part_of_log(store: ObjectStore, *, versions: Collection[int], checkpoints: Collection[Checkpointed]) -> PartOfStore:
     """Return a view of the store without a hint.
 
-    It has only these version files and these checkpoints with their parts.
+    The view has only these version files, and these checkpoints with their parts.
     """
     roots = {each.key for each in checkpoints}
 

@@ -3,9 +3,10 @@
 **Validity.** The commit that adds the rows of landed files also references the quarantine objects of these files.
 Objects that no commit references do not count. If a run ends before its commit, the next run reads its files again.
 
-**Identity.** Each line or row in quarantine has an identity (`Unit` and line). It consists of the file, its size and
-content, and the number of the line. `pending_entries` yields a line once, even if several objects contain the line.
-Rows of a call of `append` have no file. The identity of such a row is its object and its position.
+**Identity.** Each line or row in quarantine has an identity (`Unit` and line). The identity of a line consists of the
+file, the size and content of the file, and the number of the line. `pending_entries` yields a line once, even if
+several objects contain the line. Rows of a call of `append` have no file. The identity of such a row is its object and
+its position.
 
 **Leaving.** A line leaves the quarantine in a commit. The commit references a receipt, which is an object with the list
 of the lines. A retry commits the rows and the receipt together, and every retry advances the same transaction
@@ -106,7 +107,7 @@ _OF_ENTRY: Final = "again:"
 """The prefix of the offsets that identify quarantine entries in the manifest of a region."""
 
 _NUMBER_BITS: Final = 40
-"""The number of low bits in such an offset. The higher bits contain the number of the retry."""
+"""The number of low bits in the offset of a quarantine entry. The higher bits contain the number of the retry."""
 
 _ATTEMPTS: Final = 5
 
@@ -182,7 +183,7 @@ def pending_entries(
             continue
         stored = [_whole(key, entry) for entry in entries]
         found = [left for each in stored if (left := _without(each, seen.get(each.unit, set()))) is not None]
-        for each in stored:  # after the comparison, because an object never repeats a line
+        for each in stored:  # compare only with earlier objects, because one object never contains a line twice
             seen.setdefault(each.unit, set()).update(each.lines)
         if not found and unneeded is not None:
             unneeded.append(key)
@@ -296,7 +297,7 @@ class _Leaving:
 
 
 def clear(log: TransactionLog, snapshot: Snapshot, wanted: Wanted) -> tuple[int, Snapshot]:
-    """Remove the selected lines and rows from the quarantine. Return their number and the new version.
+    """Remove the selected lines and rows from the quarantine. Return the number of removals and the new version.
 
     A repeated call removes nothing more. The collector deletes the objects that have no pending lines.
 
@@ -384,7 +385,7 @@ def prune(log: TransactionLog, *, dry_run: bool = False, require_held: Callable[
 
 
 def _folded(log: TransactionLog, head: Snapshot, stored: Iterable[str]) -> tuple[list[Action], Sequence[TxnProgress]]:
-    """Write one receipt that combines all receipts. It has only the lines that stored objects still contain.
+    """Write one receipt that combines all receipts. The receipt has only the lines that stored objects still contain.
 
     An object that the collector will delete still counts, because it becomes valid again if the plan is lost. A unit
     without a content is a file that was rejected completely. A later run may store the same entry again.
@@ -451,10 +452,10 @@ def retry(job: JobRun[RetryQuarantine], spec: LandingSpec | None) -> JobReport:
     The lines are parsed with the format of `spec` and the schema of the table. The rows that are valid now are added in
     one commit. Late rows stay late unless the rule accepts them now, or the run accepts late rows. The other lines stay
     in quarantine with their new reason. A run stops reading after the object that makes its entries exceed 256 MiB. The
-    next run reads the entries that are then in quarantine. It first reads the lines that still fail.
+    next run reads the entries that are then in quarantine. The next run first reads the lines that still fail.
 
-    In a keyed table, the records become generations of their regions, as in an ingest. They are applied after all
-    existing records of the table, unless the landing location declares `order_by`.
+    In a keyed table, the records become generations of their regions, as in an ingest. The records of a retry are
+    applied after all existing records of the table, unless the landing location declares `order_by`.
 
     Raises:
         InvalidInput: The format cannot be read with the columns of the table.
@@ -619,8 +620,8 @@ def _committed(job: JobRun[RetryQuarantine], found: _AppliedPlan) -> JobReport:
 def _failed_again(each: PendingEntry, reasons: Mapping[int, str], *, has_passed: bool) -> list[Entry]:
     """Return the entries to write again: the lines with a new reason.
 
-    The identity of some rows contains their object. If another row of the same object has left the quarantine, these
-    rows are written again.
+    The identity of a row without a file contains the key of the quarantine object. If another row of the same object
+    has left the quarantine, the rows without a file are written again.
     """
     entry, (_, _, content) = each.entry, each.unit
     if isinstance(entry, RejectedLines):
@@ -637,7 +638,9 @@ def _failed_again(each: PendingEntry, reasons: Mapping[int, str], *, has_passed:
 
 
 Applied = tuple[pa.Table, Sequence[int], Mapping[int, str]]
-"""The rows of an entry that are valid now, with their positions. All other positions have a reason."""
+"""The rows of an entry that are valid now, with their positions. For all other positions, the value contains the reason
+why the row is not valid.
+"""
 
 
 class _Declared:

@@ -1,19 +1,19 @@
 """Maintenance of raw logs: collection of distributed chunks, and healing of stores with missing chunks.
 
 Collection deletes a chunk when every table has its records and the chunk is older than the retention
-(docs/architecture/collection.md). Like the collection of tables, it takes two passes per store, and each store has its
-own plan. A copy is deleted when it has been in the plan for the horizon. Every table must still have the records.
-Before the deletion, the chunk is read once more. A chunk without a valid copy stays, and records of unknown tables go
-to quarantine. Record ids are deleted when no future record must be compared with these ids
+(docs/architecture/collection.md). Like the collection of tables, the collection of raw logs takes two passes per store.
+Each store has its own plan. A copy is deleted when it has been in the plan for the horizon. Every table must still have
+the records. Before the deletion, the chunk is read once more. A chunk without a valid copy stays, and records of
+unknown tables go to quarantine. Record ids are deleted when no future record must be compared with these ids
 (docs/architecture/ingestion.md).
 
 The retention does not apply to a chunk with forgotten rows, or to any earlier chunk of the same writer. The retention
 also does not apply to a chunk that was already deleted on another store.
 
-Healing copies missing chunks from the other stores (docs/operations.md, "A store of a raw log was away"). All copies of
-a chunk have the same bytes. Healing copies a chunk only after a check of the chunk's checksum, writer and number. It
-copies the chunk only to an unused key. A damaged copy is replaced only if it has not changed since the read. Healing
-does not restore a collected chunk.
+Healing copies missing chunks from the other stores (docs/operations.md, "A store of a raw log was not available"). All
+copies of a chunk have the same bytes. Healing copies a chunk only after a check of the chunk's checksum, writer and
+number. The chunk is copied only to an unused key. A damaged copy is replaced only if it has not changed since the read.
+Healing does not restore a collected chunk.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ _Number = tuple[str, int]
 def note_collected(history: History, reached: Mapping[str, Collected], *, now_ms: int, ids: Ids) -> None:
     """Record the last collected chunk of these writers in every reachable store.
 
-    If a store already records a later chunk, its record stays. The entry of a writer without a chunk is removed after
-    `KEPT_MS`, if all stores answer.
+    If a store already records a later chunk, the record in that store is not changed. The entry of a writer without a
+    chunk is removed after `KEPT_MS`, if all stores answer.
 
     Raises:
         CommitConflict: Another collector was first. Nothing may be deleted.
@@ -135,7 +135,7 @@ class RawLogCollection:
 
 @dataclass(slots=True, kw_only=True)
 class RawLogCollector:
-    """Collector of one raw log. `offsets` reads the current offsets of every table that may get its rows.
+    """Collector of one raw log. `offsets` reads the current offsets of every table that may get rows of the raw log.
 
     An unreadable table has no offsets and thus protects every chunk. Without tables, every chunk of a raw log is
     protected as well. Without a retention, no chunk is old enough to be deleted.
@@ -150,7 +150,7 @@ class RawLogCollector:
     horizon_ms: int = HORIZON_MS
 
     def collect(self, *, dry_run: bool = False) -> RawLogCollection:
-        """Run both passes. Add deletable objects to the plan, and delete objects that were in the plan for the horizon.
+        """Run both passes. Add deletable objects to the plan, and delete objects planned at least one horizon ago.
 
         The run is idempotent, and can be repeated after a kill at any point. A read error is raised before anything is
         deleted.
@@ -359,7 +359,7 @@ def _candidates(due: Mapping[str, ObjectInfo], listed: frozenset[str], plan: Pla
     """Return the current candidates. Known candidates keep their first time.
 
     Objects that are protected again or deleted are dropped. A forgotten object stays a candidate while the object
-    exists. It stays even if a table does not have the records of the object.
+    exists. A forgotten object stays a candidate even if a table does not have the records of the object.
     """
     newest_ms = max((each.last_modified_ms for each in due.values()), default=0)
     found = {key: plan.candidates[key] for key in forgotten_keys([plan]) & listed}
@@ -379,7 +379,7 @@ OBJECTS_AT_ONCE = 4
 """Number of objects that are copied at a time. Each whole object is in memory."""
 
 _Identity = tuple[str, int]
-"""Writer and number of a chunk. For record ids, the key of the object and 0."""
+"""Writer and number of a chunk. For record ids, the key of the object and the number 0 identify the object."""
 
 _Sizes = Mapping[_Identity, int]
 
@@ -388,7 +388,7 @@ _Sizes = Mapping[_Identity, int]
 class _Item:
     """An object that every store should have.
 
-    It is a chunk or an object with record ids, and a chunk may have several keys.
+    An item is a chunk, which may have several keys, or an object with record ids.
     """
 
     identity: _Identity

@@ -196,8 +196,9 @@ def choose(found: Sequence[FoundSplit], evidence: Evidence) -> Choice:
 
     The function replays the rewrites in the metadata of the files. The outputs and inputs of a rewrite exist together
     for weeks. A split is therefore not live if another split replaces it. The outputs of a killed rewrite and of its
-    second run can also exist together. Such a rewrite counts once. An unproven rewrite counts only if it changes no
-    row. This is the case for a complete compaction, and for a merge with missing records.
+    second run can also exist together. If a rewrite was killed and repeated, the rewrite counts once. An unproven
+    rewrite counts only if it changes no row. This is the case for a complete compaction, and for a merge with missing
+    records.
     """
     floor = dict(evidence.merged)
     while True:
@@ -343,8 +344,8 @@ def _in_order(groups: Sequence[_Group], is_proven: Callable[[Iterable[FoundSplit
             waiting[follower].discard(name)
             if not waiting[follower]:
                 heapq.heappush(ready, (not is_proven(by_name[follower].members), by_name[follower].order))
-    # Names are never reused. So an operation cannot replace an output of a later operation. If the metadata of a group
-    # claims this, the group comes last.
+    # Names are never reused. So an operation cannot replace an output of a later operation. If a group replaces an
+    # output of a later operation according to its metadata, the group comes last.
     yield from by_name.values()
 
 

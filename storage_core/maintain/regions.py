@@ -1,7 +1,7 @@
 """The regions of a table: objects that the collector keeps, findings of a check, and records that a repair saves.
 
 A `RegionReading` reads the objects of one region. An object that cannot be read is returned as an `Unread` value. For
-such a value, the collector raises the error, and a check creates a finding. A repair works without the object
+an `Unread` value, the collector raises the error, and a check creates a finding. A repair works without the object
 (docs/architecture/ingestion.md).
 
 An entry contains its own number and generation. A manifest only adds facts that entries do not contain.
@@ -68,7 +68,7 @@ class ReadEntry:
 class RegionReading:
     """The objects of one region. Entries, generations and their records are read once. Records are not kept in memory.
 
-    An error such as `Unavailable` does not describe the object. Such an error is raised.
+    An error such as `Unavailable` does not describe the object. An error that does not describe the object is raised.
     """
 
     store: ObjectStore
@@ -180,7 +180,7 @@ class Regions:
     _readings: dict[str, RegionReading] = field(default_factory=dict)
 
     def of(self, region: str) -> RegionReading:
-        """Return the reading of a region. No request."""
+        """Return the `RegionReading` of a region. No request."""
         return self._readings.setdefault(region, RegionReading(self.store, region))
 
     def registry(self) -> Registry | Unread:
@@ -199,19 +199,19 @@ class RegionRoots:
     """The needed objects of one region: its newest manifest and its unmerged generations.
 
     A generation is kept until *every* retained version has merged it (Lance MemWAL, "Garbage Collector"). A generation
-    is usually garbage if a sorted generation replaced it. It is kept only if a retained version has merged a part of
-    the sorted generation (docs/architecture/ingestion.md). Indexes do not keep a generation longer. A merge adds the
-    segments of the generation to the log (decision 0019).
+    is usually garbage if a sorted generation replaced it. A replaced generation is kept only if a retained version has
+    merged a part of the sorted generation (docs/architecture/ingestion.md). Indexes do not extend the time for which a
+    generation is kept. A merge adds the segments of the generation to the log (decision 0019).
 
     WAL entries are deleted together with the generation that references them. An entry outside all generations is a
     fence sentinel and is always kept. A fenced writer that was stalled for weeks uses the number of the sentinel for
-    its next put. So this number must stay occupied (lesson 06). When the objects of the oldest generations are deleted,
-    the manifest may prune these generations (docs/architecture/collection.md).
+    its next put. So the collector must keep the object with this number (lesson 06). When the objects of the oldest
+    generations are deleted, the manifest may prune these generations (docs/architecture/collection.md).
 
     - `merged_directories`: the folders of merged generations.
     - `merged_entries`: WAL entries of merged and replaced generations, which can be collected.
     - `collected_generation`: the manifest need not list generations up to this number, because their objects are
-      deleted. It is 0 if there is no such generation.
+      deleted. The number is 0 if the manifest must list all generations.
     - `segments`: keys of the index segments of unmerged generations.
     - `distributed`: the region's offsets of the raw log.
 
@@ -263,8 +263,8 @@ def region_roots(store: ObjectStore, region: str, *, merged: int, newest: int) -
         if part.generation > merged and merged < each.generation and newest >= each.sorted_from
     ]
     replaced = [part for part in originals if part not in needed and _exists(store, region, part)]
-    # A version may have merged a part of the sorted generation. If a replaced generation is missing, it was collected
-    # while no version had merged a part.
+    # A version may have merged a part of the sorted generation. A missing replaced generation was collected while no
+    # version had merged a part of the sorted generation.
     still = [part for part in needed if _exists(store, region, part)]
     needed_ones = [required(reading.generation(each)) for each in (*unmerged, *still)]
     deleted = _entries(required(reading.generation(each)) for each in (*spent, *replaced))
@@ -281,7 +281,7 @@ def region_roots(store: ObjectStore, region: str, *, merged: int, newest: int) -
 
 
 def _collected(listed: Iterable[FlushedGeneration], spent: Collection[FlushedGeneration]) -> int:
-    """Return the last generation before the first generation with objects. Pruned generations thus have no gap."""
+    """Return the last generation before the first generation with objects. Pruned generations are contiguous."""
     in_order = sorted(listed, key=lambda each: each.generation)
     return max((each.generation for each in takewhile(lambda each: each not in spent, in_order)), default=0)
 
@@ -300,7 +300,7 @@ def _exists(store: ObjectStore, region: str, flushed: FlushedGeneration) -> bool
 
 
 def check_regions(regions: Regions, merged: Mapping[str, int], *, deep: bool) -> Iterator[Finding]:
-    """Yield the damage of the regions. `merged` is their merge progress in the base.
+    """Yield the damage of the regions. `merged` is the merge progress of the regions in the base.
 
     Cost:
         Per region, one GET for the newest manifest and one GET for the hint. One GET per unmerged WAL entry, two GETs
@@ -536,8 +536,8 @@ class RegionSalvage:
     """The content of a region: the acknowledged entries in order, and the unfinished generation of the writer.
 
     - `complete`: flushed generations with all of their records.
-    - `filed`: generations in the newest valid manifest with a valid file of records. These are distributed and sorted
-      generations. A sorted generation represents the range of generations that it replaced.
+    - `filed`: generations in the newest valid manifest with a valid file of records. The generations in `filed` are
+      distributed and sorted generations. A sorted generation represents the range of generations that it replaced.
     - `unread`: generations in this manifest that cannot be read.
     - `unreadable`: the number of records with invalid values in WAL entries with intact bytes, by key of the entry.
     - `offsets`: the manifest's offsets of the raw log. The offsets prevent a second distribution of the same records.
@@ -587,7 +587,7 @@ class RegionSalvage:
 def salvage_regions(regions: Regions) -> dict[str, RegionSalvage]:
     """Return the content of every region.
 
-    An entry contains its own number. So an entry under the key of another entry counts under its own number.
+    An entry contains its own number. If an entry is under the key of another entry, the number inside the entry counts.
 
     Cost:
         One GET per WAL entry. One GET per manifest, from the newest manifest down to the first valid manifest.
@@ -654,7 +654,7 @@ def _placed(
 
 
 def _complete(reading: RegionReading, written: Iterable[Generation], numbers: set[int]) -> frozenset[int]:
-    """Return the complete generations. All entries of every flush attempt of such a generation exist."""
+    """Return the generations for which all entries of every flush attempt exist."""
     complete: set[int] = set()
     wanting: set[int] = set()
     for found in written:
@@ -689,7 +689,7 @@ def _filed(reading: RegionReading, manifest: RegionManifest) -> Iterator[Generat
 
 
 def _with_records(reading: RegionReading, flushed: FlushedGeneration) -> Iterator[Generation | LostGeneration]:
-    """Yield the generation if its file of records is valid. Otherwise, yield the generations that it replaced."""
+    """Yield the generation, or the generations that it replaced if its file of records is invalid."""
     found = reading.generation(flushed)
     if isinstance(found, Unread):  # the check reports this, unless the generation is merged and collected
         yield LostGeneration(key=found.key, flushed=flushed, reason=found.error.found)

@@ -2,8 +2,8 @@
 
 docs/architecture/transaction-log.md describes repairs in the section "History".
 
-A repair only reads the damaged table. In the new location, it writes objects first, then regions, and the log last. A
-killed repair thus leaves a folder that no reader accepts as a table.
+A repair only reads the damaged table. In the new location, the repair writes objects first, then regions, and the log
+last. A killed repair thus leaves a folder that no reader accepts as a table.
 
 Each object is verified during the copy (lessons 60 and 61). A region is rewritten and not copied. The unmerged records
 of a region are written in order. Entries get consecutive numbers, so a lost entry leaves no gap. Generations get the
@@ -106,7 +106,7 @@ class Outcome:
     - `splits`, `rows`, `bytes`: metrics of the new base.
     - `records`: the number of records that are not merged into the base.
     - `unproven`: live splits without proof that they were committed.
-    - `check`: a deep check of the new location. It is None if nothing was written.
+    - `check`: a deep check of the new location. `check` is None if nothing was written.
     """
 
     source: str
@@ -188,7 +188,7 @@ class Transfer:
         self._put(key, self.source.get(key).data)
 
     def copy_if(self, key: str, check: Callable[[], object]) -> None:
-        """Copy an object if `check` reads it without an error. Otherwise, add it to the lost objects."""
+        """Copy an object if `check` reads it without an error. Otherwise, add the object to the lost objects."""
         try:
             check()
         except DAMAGE as error:
@@ -491,7 +491,7 @@ class _Repair:
         place_all(found.older.values(), found.named_segments.values(), found.named_translations.values())
         for each in self._opened(tagged):
             place_all(files_of(each))
-        for vector in self.listing.of(KeyKind.VECTOR):  # copied unchecked: entries of all versions contain checksums
+        for vector in self.listing.of(KeyKind.VECTOR):  # copy without a check: readers use the checksums in the log
             self.transfer.copy(vector.key)
         return base
 
@@ -551,7 +551,7 @@ class _Repair:
     # The regions.
 
     def _bring_regions(self, found: Salvage, known: Regions, regions: Mapping[str, RegionSalvage]) -> int:
-        """Write the unmerged records, and return their number. An append table has no such records."""
+        """Write the unmerged records, and return their number. An append table has no unmerged records."""
         config = TableConfig.from_configuration(found.metadata.configuration)
         if config.kind != "keyed":
             return 0

@@ -312,8 +312,8 @@ def _is_split(key: str) -> bool:
 class Roots:
     """The objects that must stay.
 
-    - `keys`: splits, segments, translations and retained checkpoints. This includes segments of unmerged generations,
-      and the splits and manifests of mirrors. It also includes the manifests and parts of all existing checkpoints.
+    - `keys`: splits, segments, translations and retained checkpoints. `keys` includes segments of unmerged generations,
+      and the splits and manifests of mirrors. `keys` also includes the manifests and parts of all existing checkpoints.
     - `regions`: by region id, the `RegionRoots` with the objects of the region that stay.
     - `published`: the splits and manifests that the mirrors reference.
     - `first`: for each kind of numbered object, the first number that stays. For version files, this number is the
@@ -372,5 +372,6 @@ def _retained_checkpoints(every: Iterable[Checkpointed], newest: Sequence[int], 
 
 
 def _named(store: ObjectStore, every: Iterable[Checkpointed]) -> frozenset[str]:
-    # This includes checkpoints that will soon be deleted. Every existing checkpoint can therefore be opened completely.
+    # The result includes checkpoints that will soon be deleted. Every existing checkpoint can therefore be opened
+    # completely.
     return frozenset(key for each in every for key in keys_of_checkpoint(store, each))

@@ -7,9 +7,9 @@ action (`KnownLog`). If the log contains no information, the split files decide 
 
 A merge hides superseded rows with deletion vectors, which are stored only in the log. If the version of a merge is
 lost, the files still contain most of this information. The base never contains two live rows of a key. If two rows of a
-key are found, the row in the split with the later plan is live. A deleted row has no newer row. If the records of the
-merge exist, they show the delete. The split must certainly be older than the merge. If no rule applies, the repair
-reports that deleted rows may be visible again.
+key are found, the row in the split with the later plan is live. For a deleted row, no split contains a newer row of the
+same key. If the records of the merge exist, they show the delete. The split must certainly be older than the merge. If
+no rule applies, the repair reports that deleted rows may be visible again.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ def superseded(
 ) -> LostMerges:
     """Return the missing effects of merges up to `merged`.
 
-    The deletion vectors of the splits do not contain these effects.
+    These effects of merges are not in the deletion vectors of the splits.
 
-    A split that cannot be read is skipped. The repair does not copy such a split and reports it as lost.
+    A split that cannot be read is skipped. The repair does not copy an unreadable split and reports the split as lost.
 
     Cost:
         One GET per WAL entry of these merges, and two or three ranged GETs per split. Memory: all keys of the splits
@@ -200,7 +200,7 @@ def _doubtful(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replacement:
-    """The inputs and outputs of one compaction commit within one window. Both sides have the same rows."""
+    """The inputs and outputs of one compaction commit within one window. Inputs and outputs have the same rows."""
 
     outputs: frozenset[str]
     inputs: tuple[Add, ...]
@@ -229,7 +229,7 @@ class KnownLog:
         self.replacements: list[Replacement] = []
         self.read_versions: set[int] = set()
         self._ranges = [MergedRange(region=region, after=0, generation=last) for region, last in self.merged.items()]
-        # Version 0 creates the table and merges nothing. If it is missing, nothing becomes uncertain.
+        # Version 0 creates the table and merges nothing. If version 0 is missing, nothing becomes uncertain.
         self._read_up_to = 0 if base is None else base.version
         self._certain = True
         self._merged_at: dict[str, dict[str, int]] = {}
@@ -377,7 +377,8 @@ def _rows(adds: Iterable[Add]) -> int:
 class Salvage:
     """The content of the repaired table, before its objects are checked.
 
-    - `kept`: the part of the log that opens. It is None if no part opens.
+    - `search_cache`: the part of the log that can be opened. `search_cache` is None if no part of the log can be
+      opened.
     - `splits`, `segments`: the live splits and the live segments.
     - `older`: splits that only older kept versions reference.
     - `named_segments`, `named_translations`: segments and translations that any version references.
@@ -408,7 +409,7 @@ class Salvage:
 
 
 def salvage(store: ObjectStore, listing: Listing, check: LogCheck, regions: Mapping[str, RegionSalvage]) -> Salvage:
-    """Return the content of the table. `regions` is the salvaged content of its regions.
+    """Return the content of the table. `regions` is the salvaged content of the table's regions.
 
     Raises:
         Unsupported: A newer release wrote some of the files.
@@ -486,10 +487,10 @@ def _later_than(reached: int, found: list[FoundSplit], known: KnownLog) -> tuple
 
 
 def _dated(add: Add, known: KnownLog, result: Salvage, choice: Choice, *, spec_ids: Mapping[str, int]) -> DatedSplit:
-    """Return a live split with its place in time.
+    """Return a live split with its position in the order of versions.
 
-    The place is the version that added the split. If this version is unknown, the place is the version of the split's
-    plan.
+    The position follows from the version that added the split. If the version that added the split is unknown, the
+    position follows from the version at which the split was planned.
     """
     kept = result.kept
     before = {} if kept is None else dict(kept.snapshot.merged_generations)
@@ -502,13 +503,13 @@ def _dated(add: Add, known: KnownLog, result: Salvage, choice: Choice, *, spec_i
         return DatedSplit(add=add, order=2 * added_at, progress=later or {}, certain=whole)
     merged = found.lineage.merged
     # A compaction writes the rows that were live at its planned version. A merge with the same planned version is
-    # therefore newer.
+    # therefore newer than the compaction.
     order = 2 * found.origin.planned_version + (found.lineage.operation != "compact")
     if merged is None:
         return DatedSplit(add=add, order=order, progress=before, certain=False)
     # A merge writes rows of its own region. Only regions of later region specs can change these rows. No generation of
-    # such a region was merged at that time (decision 0010). With manual regions, other regions can have the same keys.
-    # The merge progress of these regions at that time is unknown.
+    # a region of a later spec was merged at that time (decision 0010). With manual regions, other regions can have the
+    # same keys. The merge progress of these regions at that time is unknown.
     if BY_HAND_SPEC in spec_ids.values():
         return DatedSplit(add=add, order=order, progress={merged.region: merged.generation}, certain=False)
     own = spec_ids[merged.region]
@@ -571,7 +572,7 @@ def _found(
 ) -> tuple[list[FoundSplit], dict[str, str]]:
     """Read the splits in the store that no readable version of the log adds.
 
-    Return the readable splits of this table, and the reason against each other split.
+    Return the readable splits of this table, and for every other split the reason why it cannot be used.
     """
     found: list[FoundSplit] = []
     unreadable: dict[str, str] = {}

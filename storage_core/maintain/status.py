@@ -97,7 +97,7 @@ NEWEST_ROWS, UNMERGED = "newest_rows", "unmerged"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetainedPart:
-    """Bytes that one reason keeps, with the first and last possible time of deletion in ms since the epoch."""
+    """Bytes kept for one reason, and the first and last possible time of deletion in ms since the epoch."""
 
     bytes: int = 0
     first_ms: int | None = None
@@ -109,9 +109,9 @@ class RetainedBytes:
     """The reasons that keep the bytes of a table.
 
     - `live_bytes`: splits, segments and translations of the newest version.
-    - `versions`: removed files that older versions still reference. They stay until the retention of versions and the
-      horizon have passed.
-    - `horizon`: unneeded files in the plan of the last collection, until the horizon has passed.
+    - `versions`: removed files that older versions still reference. The removed files stay until the retention of
+      versions and the horizon have passed.
+    - `horizon`: unneeded files in the plan of the last collection. The files stay until the horizon has passed.
     - `orphans`: files that no commit references, until the horizon has passed.
     - `tags`: live tags that keep files of older versions, with their time of expiry in ms (None means no expiry).
     - `is_partial`: True if older, unread versions may keep more files.
@@ -166,7 +166,8 @@ class Status:
     """The status of a table at `version`. Times are in ms since the epoch, ages in ms, and sizes in bytes.
 
     - `newest_row_at`: the newest row by the time column.
-    - `rows_came_at`: the commit time of the newest rows, or a later time. It is set only if a `freshness` is declared.
+    - `rows_came_at`: the commit time of the newest rows, or a later time. `rows_came_at` is set only if a `freshness`
+      is declared.
     - `behind`: the times that are older than the freshness.
     - `pending`: the pending work by step.
     - `unknown`: the reasons why values are unknown, by step or `held`.
@@ -174,10 +175,11 @@ class Status:
     - `next_run`: the bytes that a scheduled compaction reads and writes, and the number of splits before and after.
     - `freed_bytes`: the bytes that the retention removes.
     - `quarantine_entries`: the number of valid objects in quarantine, among the first 1,000.
-    - `regions`: the number of regions. The first 64 are read.
-    - `held`: the reasons that keep the bytes of the table's folder. It is None if the reasons were not measured.
-    - `rejections`: the rejected rows and changed columns of the last 24 hours. It is None if the quarantine has no
-      entry and landed files cannot change columns.
+    - `regions`: the number of regions. The status reads the first 64 regions.
+    - `held`: the reasons that keep the bytes of the table's folder. `cached_footer` is None if the reasons were not
+      measured.
+    - `rejections`: the rejected rows and changed columns of the last 24 hours. `rejections` is None if the quarantine
+      has no entry and landed files cannot change columns.
     """
 
     uri: str
@@ -313,7 +315,7 @@ def _owed(
         yield "catch_up", PendingWork(count=uncovered, unit="rows")
     newest = -1 if snapshot.checkpoint_version is None else snapshot.checkpoint_version
     # If fewer versions than the checkpoint interval follow the last checkpoint, they are not pending work. A scheduled
-    # run includes them nevertheless.
+    # run nevertheless includes these versions.
     if (behind := snapshot.version - newest) >= max(snapshot.config.checkpoint_interval, 1):
         yield "checkpoint", PendingWork(count=behind, unit="versions")
 

@@ -76,7 +76,7 @@ def _prune_quarantine(job: JobRun[Collect]) -> dict[str, object]:
     txns = job.before.txns
     if not any(txns.every(kind) for kind in ("quarantine", "quarantined")):
         return {}
-    from storage_core.maintain.quarantine import prune  # imports ingest, which most collections do not need
+    from storage_core.maintain.quarantine import prune  # most collections do not need the imported module `ingest`
 
     done = prune(job.log, dry_run=job.options.dry_run, require_held=job.require_held)
     return {"pruned_quarantine": done}
@@ -115,8 +115,8 @@ def _candidate(candidate: Candidate) -> dict[str, object]:
 def run_checkpoint(job: JobRun[Checkpoint]) -> JobReport:
     """Write the state unless it exists already. A state is derived, so no commit and no Spark task is needed.
 
-    With `compact_state` the smallest state is written (`log.log`). This may commit a version without changes. Raises
-    `Held` while another run writes a state.
+    With `compact_state` the smallest state is written (`log.log`). A run with `compact_state` may commit a version
+    without changes. Raises `Held` while another run writes a state.
     """
     options = job.options
     is_done = has_compact_state if options.compact_state else _has_state

@@ -161,7 +161,8 @@ def keys_of(snapshot: Snapshot) -> frozenset[str]:
 
 ALL_FIELDS = "*"
 
-# Fields with text that may look like a key but keeps no object. Each field has the reason.
+# Fields whose text may look like a key, but does not protect an object from deletion. The mapping contains the reason
+# for each field.
 NOT_KEEPING: Mapping[tuple[type[Action], str], str] = {
     (CommitInfo, ALL_FIELDS): "describes the commit, and its text and metrics are not references",
     (Protocol, ALL_FIELDS): "names features",

@@ -52,7 +52,7 @@ def parts(batches: Iterable[pa.RecordBatch], most: int) -> Generator[pa.RecordBa
 def within_calendar_of_python(rows: pa.Table) -> Iterator[None]:
     """Raise `InvalidInput` if the block fails because of a date or time that Python cannot represent.
 
-    The error contains the name of the first column with such a value.
+    The error contains the name of the first column with a value that Python cannot represent.
     """
     try:
         yield
@@ -220,9 +220,9 @@ Most query errors occur while these bytes are read.
 class SqlResult(ArrowRows):
     """The rows of a query result. The object can be used as an Arrow table.
 
-    If a result has more than `AT_ONCE_BYTES`, the computing process keeps the remaining rows. It keeps these rows until
-    the caller reads them. `to_reader` streams the result once, in bounded memory. Every other method holds the whole
-    result in memory. The computing process ends when the result is closed or garbage-collected.
+    If a result has more than `AT_ONCE_BYTES`, the computing process keeps the remaining rows. The process keeps these
+    rows until the caller reads them. `to_reader` streams the result once, in bounded memory. Every other method holds
+    the whole result in memory. The computing process ends when the result is closed or garbage-collected.
 
     If a method reads the remaining rows, it raises the errors of `Table.sql`. Only one thread at a time may use a
     result.

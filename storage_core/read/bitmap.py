@@ -1,12 +1,12 @@
 """Pruning of rows by the bitmap indexes of columns.
 
-`Rows` uses the bitmaps of columns to compute the rows that may meet a predicate. It uses the rules of `read.pruning`
-and compares each distinct value. If the effect of a cast or a literal is not certain, the row is included. Therefore an
-excluded row cannot be in the result.
+`Rows` uses the bitmaps of columns to compute the rows that may meet a predicate. `Rows` applies the rules of
+`read.pruning` to each distinct value. If the effect of a cast or a literal is not certain, the row is included.
+Therefore an excluded row cannot be in the result.
 
-`Bitmaps` applies the bitmap indexes of a table to its splits. It uses an index only if it is likely to save more than
-it costs (decision 0021). It handles only the splits that remain after pruning by the statistics of the log. If no
-usable segment covers a split, the split is read in the same way as without an index.
+`Bitmaps` applies the bitmap indexes of a table to its splits. `Bitmaps` uses an index only if the index is likely to
+save more than it costs (decision 0021). `Bitmaps` handles only the splits that remain after pruning by the statistics
+of the log. If no usable segment covers a split, the split is read in the same way as without an index.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class Rows:
     """The rows that the bitmaps of `columns` select.
 
     `count` returns the number of rows, which is needed to select nulls. If `count` returns None, the rows with nulls
-    are unknown. If a condition uses other columns, its result is unknown, so every row may meet it. The same applies if
-    the condition needs more bitmaps of a column than the `limits` admit.
+    are unknown. If a condition uses other columns, its result is unknown, so every row may meet it. Every row may also
+    meet a condition that needs more bitmaps of a column than the `limits` admit.
     """
 
     columns: Mapping[str, ColumnBitmaps]
@@ -172,7 +172,7 @@ def rows_that_meet(condition: Predicate, columns: Mapping[str, ColumnBitmaps], c
 def useful(predicate: Predicate, columns: Collection[str]) -> frozenset[str]:
     """Return the `columns` with bitmaps that can exclude rows.
 
-    If the predicate is an `Or`, each of its branches needs such a column.
+    If the predicate is an `Or`, each of its branches needs a column with bitmaps that can exclude rows.
     """
     match predicate:
         case And(children):
@@ -197,8 +197,8 @@ def _has_opaque(predicate: Predicate) -> bool:
 def _joined(values: ColumnValues, children: Sequence[Predicate], *, is_all: bool) -> Mask:
     """Return a mask of a column's values.
 
-    With `is_all`, the mask selects values that may meet all predicates. Otherwise it selects values that may meet at
-    least one predicate.
+    With `is_all`, the mask selects values that may meet all predicates. Otherwise the mask selects values that may meet
+    at least one predicate.
     """
     mask = _members(values, children, Comparison.NE if is_all else Comparison.EQ)
     if mask is not None:
@@ -218,7 +218,7 @@ def _joined(values: ColumnValues, children: Sequence[Predicate], *, is_all: bool
 def _members(values: ColumnValues, children: Sequence[Predicate], comparison: Comparison) -> Mask | None:
     """Return a mask for a list of literals in one step, or None if one step is not possible.
 
-    One step is faster, because a list may have thousands of literals.
+    One step for all literals is faster than one step per literal, because a list may have thousands of literals.
     """
     found = [each.value for each in children if isinstance(each, Compare) and each.comparison is comparison]
     if len(found) <= _FEW or len(found) < len(children):

@@ -6,10 +6,10 @@
   it casts both to a common type. The interval includes every value to which the literal may be rounded. A split is kept
   if any of these values could match.
 - `may_hold` compares the bounds with a condition, for all splits of a batch in one comparison.
-- `is_exact` and `meeting` evaluate conditions on rows without DuckDB. They accept only literals that have the column's
-  own type, so no value is cast or rounded. Therefore Arrow's comparisons have the same results as DuckDB's comparisons.
-  Both compare numbers and times by value, and texts by their bytes. False is less than true, and a comparison with null
-  is never true.
+- `is_exact` and `meeting` evaluate conditions on rows without DuckDB. `is_exact` and `meeting` accept only literals
+  that have the column's own type, so no value is cast or rounded. Therefore Arrow's comparisons have the same results
+  as DuckDB's comparisons. Arrow and DuckDB compare numbers and times by value, and texts by their bytes. False is less
+  than true, and a comparison with null is never true.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _on_exact_column(value: Scalar) -> Interval | None:
         case int() | Decimal():
             return _exactly(value) if not isinstance(value, Decimal) or value.is_finite() else None
         case float() if math.isnan(value):
-            return _exactly(Decimal("Infinity"))  # NaN is above every number, and so is infinity
+            return _exactly(Decimal("Infinity"))  # like infinity, NaN is above every finite number
         case float():
             # DuckDB first rounds the column to a double, so values near the literal may become equal to it.
             low, high = _widened(np.float64(value))
@@ -211,7 +211,7 @@ def _on_float_column(value: Scalar, *, single: bool) -> Interval | None:
     except (OverflowError, ValueError):  # the literal is outside the range of doubles, or is a signalling NaN
         return None
     candidates = [double] if isinstance(value, float) else list(_widened(double))
-    if single:  # the form of the literal determines which of these two values DuckDB uses in the comparison
+    if single:  # DuckDB compares with the double or with the float value, depending on the form of the literal
         with np.errstate(over="ignore"):
             narrow = np.float32(double)
         candidates += [narrow] if isinstance(value, float) else list(_widened(narrow))
@@ -236,8 +236,8 @@ def _instant(value: Scalar, *, whole_days: bool) -> Interval | None:
             instant = dt.datetime.fromisoformat(value)
         except ValueError:
             return None
-        # DuckDB ignores the offset of a text that it reads as TIMESTAMP. It applies the offset if it reads the text as
-        # TIMESTAMPTZ.
+        # DuckDB ignores the offset of a text that it reads as TIMESTAMP. DuckDB applies the offset if it reads the text
+        # as TIMESTAMPTZ.
         readings = (instant, instant.replace(tzinfo=dt.UTC))
         return Interval(min(map(_microseconds, readings)), max(map(_microseconds, readings)))
     if isinstance(value, dt.datetime):
@@ -257,7 +257,7 @@ def _microseconds(instant: dt.datetime) -> int:
 
 
 _MICROSECONDS = 1_000_000
-# A time outside this range (126,000 years) does not fit into a column. Its number of microseconds would overflow.
+# A time outside this range (126,000 years) does not fit into a column. The time in microseconds would overflow.
 _FURTHEST_SECOND = 4 * 10**12
 
 
@@ -265,7 +265,8 @@ _FURTHEST_SECOND = 4 * 10**12
 class ColumnBounds:
     """The bounds of one column for each split. `low` and `high` are computed at their first use.
 
-    `nulls` contains the number of nulls and `rows` the number of rows of each split. Both are null if unknown.
+    `nulls` contains the number of nulls and `rows` the number of rows of each split. `nulls` and `rows` are null if the
+    numbers are unknown.
     """
 
     type: pa.DataType
@@ -300,7 +301,7 @@ def statistics_of(files: pa.RecordBatch, schema: pa.Schema) -> Source:
 
 
 def expressions_of(files: pa.RecordBatch, schema: pa.Schema) -> Callable[[str], pa.Array | None]:
-    """Return a function for text columns. It returns the regular expression of a column for each split.
+    """Return a function for text columns. The function returns a regular expression per split.
 
     The expression matches all values of the column in the split. The expression is null if it is unknown.
     """

@@ -61,7 +61,7 @@ _LABELS = (
 class _Commit:
     """One version that may have changed rows.
 
-    It contains the removed splits in their earlier state, and the added splits.
+    The commit contains the removed splits in their earlier state, and the added splits.
     """
 
     version: int

@@ -378,8 +378,8 @@ class Tail:
         self._store = store
         self._snapshot = snapshot
         self._captured = capture(store, snapshot, include_wal=True).regions
-        # A region that was never claimed has not acknowledged a record yet. The follower starts at the first entry of
-        # such a region.
+        # A region that was never claimed has not acknowledged a record yet. For a region that was never claimed, the
+        # follower starts at the first entry.
         self._last = {each.id: 0 for each in known_regions(store, snapshot)} | {
             each.manifest.region_id: each.entries[-1].id if each.entries else each.manifest.replay_after_wal_id
             for each in self._captured

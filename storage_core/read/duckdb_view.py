@@ -1,8 +1,8 @@
 """Splits of a snapshot as a DuckDB view, without their deleted rows.
 
 For a local store, DuckDB itself streams the Parquet files, and applies projections and filters in the files. Objects of
-other stores are fetched while DuckDB reads the rows. A session can read only the splits that it was given. It cannot
-open another file, use the network or load an extension.
+other stores are fetched while DuckDB reads the rows. A session can read only the splits that it was given. A session
+cannot open another file, use the network or load an extension.
 
 DuckDB receives the positions of deleted rows as a table (`SCHEMA`). A position consists of the index of the file in the
 list of files, and the row number in the file.
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = pa.schema([("file", pa.uint64()), ("row", pa.int64())])
 _LASTING_BYTES: Final = 32 * 2**20
-"""The maximum size in bytes of positions that are cached in a session. It is the size of two million positions.
+"""The maximum size in bytes of positions that are cached in a session. Two million positions have this size.
 
 A larger set of positions is sent with each query. Otherwise the sandbox would keep the set for the whole session.
 """
@@ -122,7 +122,7 @@ def _lasting(rows: pa.Table) -> DeletedRows:
     return DeletedRows(rows, digest.hexdigest())
 
 
-_BATCH_ROWS = 8_192  # 40 MB for rows of 5 kB. For narrow rows, such batches are as fast as larger batches
+_BATCH_ROWS = 8_192  # A batch of 5 kB rows takes 40 MB. For narrow rows, larger batches are not faster
 _TEMPLATE = "tidemark_template_"
 _DELETED = "tidemark_deleted_"
 _FETCHED = "tidemark_fetched_"
@@ -166,7 +166,7 @@ class Source:
     """The positions of the deleted rows: the index of the split in `splits`, and the row in the split."""
     unread: int = 0
     ends: pa.Table | None = None
-    """Two of the unread rows. They contain the smallest and the greatest value of some columns.
+    """Two of the unread rows. The two rows contain the smallest and the greatest value of some columns.
 
     `values` contains the number of values of each column.
     """

@@ -1,7 +1,7 @@
 """Planning, concurrent fetching and verification of the rows of splits that are not local files.
 
-The reader materializes columns late. For each row group, it first fetches the columns of the condition. It fetches the
-other columns only if a row of the row group may meet the condition.
+The reader materializes columns late. For each row group, the reader first fetches the columns of the condition. The
+reader fetches the other columns only if a row of the row group may meet the condition.
 
 The rules of `read.pruning` evaluate a condition on the values of each row. These rules keep every row for which the
 condition may be true in DuckDB. Therefore an excluded row cannot be in the result.
@@ -209,8 +209,8 @@ PIECES_AT_ONCE: Final = 8
 HELD_BYTES: Final = 128 * 2**20
 """The approximate memory, in bytes, for pieces that are being read and for pieces that were read in advance.
 
-A single piece may need more. With a condition, the columns that are fetched first may need an additional quarter of
-this memory.
+A single piece may need more memory than this limit. With a condition, the columns that are fetched first may need an
+additional quarter of this memory.
 """
 
 
@@ -223,7 +223,7 @@ Otherwise Arrow would keep several times the memory that is in use.
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """The part of one split to read. The footer of the split determines this part.
+    """The part of one split to read. The footer of the split determines the part to read.
 
     `named` are the row groups in which an index selected a row. If no index was used, `named` has all row groups.
     `groups` are the row groups to read. These are the row groups in `named` with bounds that may include a wanted row.

@@ -60,7 +60,7 @@ _A_PORTION = "a portion"
 class ReadTask:
     """A read task: some splits of a table at a version, or some unmerged rows.
 
-    It is plain data, which can be sent to any process.
+    A read task is plain data, which can be sent to any process.
     """
 
     uri: str
@@ -144,7 +144,7 @@ def rows_of(portion: ReadTask, wanted: Wanted, *, batch_rows: int) -> Iterator[p
 
     Without a filter, the rows are decoded directly from the files. A direct read costs half as much as a read through
     DuckDB. Each part of a file is verified when it is used. Without a filter, requests and errors are those of
-    `fetching.fetched`. With a filter, they are those of `Scan.to_reader`.
+    `fetching.fetched`. With a filter, requests and errors are those of `Scan.to_reader`.
     """
     store, snapshot = open_table_store(portion.uri), portion.snapshot
     scan = Scan(store, snapshot, wanted.columns, wanted.filter)
@@ -233,7 +233,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The splits of a version. They are read one after the other, or together as one part if `is_whole` is True."""
+    """The splits of a version. The reader reads the splits one by one, or as one part if `is_whole` is True."""
 
     splits: tuple[Add, ...]
     is_whole: bool = False
@@ -272,9 +272,9 @@ class _Budget:
 class Follower:
     """A reader that follows the log of one table step by step. `columns` are the columns of the returned rows.
 
-    It first reads the table at the version `first`, then the later versions. With `as_changes`, it reads only the
-    versions after `first`. It then reads each version that changed rows as a whole. A follower is not safe for several
-    threads.
+    The follower first reads the table at the version `first`, then the later versions. With `as_changes`, the follower
+    reads only the versions after `first`. With `as_changes`, the follower reads each version with changed rows as one
+    part. A follower is not safe for several threads.
     """
 
     def __init__(self, log: TransactionLog, columns: pa.Schema, *, first: int, as_changes: bool = False) -> None:

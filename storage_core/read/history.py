@@ -1,15 +1,16 @@
 """The records of a table page by page, from the base, generations, WAL tails and raw logs (docs/architecture/reads.md).
 
 `read_pages` captures the state of the table when a history begins. First, it captures the list of chunks in the raw
-logs. Then it captures the WAL tails and manifests of the regions. It captures the head of the log last. All pages show
-the captured state. The pages contain the records in this order (docs/architecture/ingestion.md, "Paged reading"):
+logs. Then `read_pages` captures the WAL tails and manifests of the regions. `read_pages` captures the head of the log
+last. All pages show the captured state. The pages contain the records in this order (docs/architecture/ingestion.md,
+"Paged reading"):
 
 1. The rows of the base as put records. The splits are in the order of their paths.
 2. The generations that the base has not merged, one region after the other. Within a region, the generations are in the
    order of their numbers. Sorted generations are older than unsorted generations.
 3. The durable WAL tail of each region.
 4. The undistributed records of raw logs (decision 0027). A token identifies the chunks of raw logs, but not the records
-   in these chunks. If a page starts in the raw logs, it reads all uncached chunks of the token.
+   in these chunks. If a page starts in the raw logs, the reader reads all uncached chunks that the token identifies.
 
 The records of one key are in the order in which they must be applied. A fold of all pages (`rows.fold`) therefore
 produces the captured state of the table. The size of the pages does not change the sequence of records. A token marks a
@@ -18,8 +19,9 @@ can continue from the token.
 
 A token does not prevent the collector from removing objects. Most objects are kept as long as the version is retained
 (`version_retention_ms`, or a tag). Objects that a sort replaced are kept only for the collector's horizon
-(`gc_horizon_ms`). A tag does not keep them longer. If an object of the captured state was removed, the history restarts
-once from the newest base, and reports the restart (docs/architecture/ingestion.md).
+(`gc_horizon_ms`). A tag does not extend the time for which replaced objects are kept. If an object of the captured
+state was removed, the history restarts once from the newest base, and reports the restart
+(docs/architecture/ingestion.md).
 
 The size of a page is the memory of its rows. The size of a row is the sum of these bytes over all columns:
 
@@ -28,12 +30,12 @@ The size of a page is the memory of its rows. The size of a row is the sum of th
 | any value, including null and nested values | 1, for its validity |
 | a value of a fixed width | its width in bytes, at least 1 |
 | text, binary | 8, plus its length |
-| list, map | 8, plus the bytes of its elements |
-| embedding | the bytes of its numbers |
-| struct | the bytes of its fields |
+| list, map | 8, plus the bytes of the elements |
+| embedding | the bytes of the numbers |
+| struct | the bytes of the fields |
 
-A table that copies the rows never takes more memory than this sum (`pa.Table.nbytes`). A whole column takes one bit or
-one offset more than its rows. The size of each row is rounded up, and this covers the difference.
+A table that copies the rows never takes more memory than this sum (`pa.Table.nbytes`). The memory of a whole column
+exceeds the sum of its rows by one bit or one offset. The rounding up of each row's size covers this additional memory.
 """
 
 from __future__ import annotations
@@ -217,8 +219,8 @@ class ReadPosition:
         for region in range(place.region, len(self.regions)):
             position, merged = self.regions[region], self._merged(region)
             here = place if region == place.region and place.entry else InTail(region, position.first, 0)
-            # The epochs of earlier entries are not needed. The entry at this position is valid. Therefore its epoch is
-            # the highest of all epochs up to this position.
+            # The epochs of earlier entries are not needed. The entry at this position is valid. Therefore the epoch of
+            # this entry is the highest of all epochs up to this position.
             for logged in wal.replay(self.store, position.region, after=here.entry - 1, before=position.last + 1):
                 skipped = here.record if logged.id == here.entry else 0
                 if wal.belonging(logged, position.flushed + 1).entry.generation > merged:
@@ -272,8 +274,8 @@ def _before_logged(region: int, entry: int) -> Callable[[int], Place]:
 def positions_with(view: View) -> tuple[Snapshot, list[RegionPosition], tuple[RawPosition, ...]] | None:
     """Return the head, the read positions of the regions, and the undistributed chunks of raw logs.
 
-    The function returns None if another process changed any of this state during the read. `undistributed_over` does
-    the same.
+    The function returns None if another process changed any of this state during the read. `undistributed_over` also
+    returns None after such a change.
 
     Cost:
         The requests of `undistributed_over` and of `region_positions`. If chunks wait for distribution, one GET per

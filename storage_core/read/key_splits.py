@@ -144,7 +144,7 @@ class IndexedKeys:
 
         If the index is used, makes the requests of `KeyReading.places`.
         """
-        from storage_core.index.segment_reader import (  # only tables with an index need it
+        from storage_core.index.segment_reader import (  # needed only for indexed tables
             UNCOVERED,
             KeyReading,
             candidate_rows,
@@ -172,7 +172,7 @@ class IndexedKeys:
         return (asked + footers) * REQUEST_COST_BYTES + bytes_ >= requests * REQUEST_COST_BYTES + size
 
     def _without(self, add: Add) -> tuple[int, float]:
-        """Return the requests and bytes that the lookup needs without the index to find the keys in the split.
+        """Return the requests and bytes of a lookup that finds the keys in the split without the index.
 
         The read of rows is not included.
         """
@@ -249,7 +249,7 @@ def plan(
     verified: VerifiedFiles,
     kept: KeptValues,
 ) -> KeyRead:
-    """Return the plan to find the rows of these keys in the base. The plan includes their unmerged `records`.
+    """Return the plan to find the rows of these keys in the base. The plan includes the unmerged `records` of the keys.
 
     Requests: see `candidate_splits`.
     """
@@ -332,7 +332,8 @@ def rows(read: KeyRead, add: Add) -> Iterator[pa.Table]:
 def _files(snapshot: Snapshot, wanted: pa.Table) -> pa.Table:
     """Return two kinds of splits.
 
-    The first kind is in manifests that may contain a key. The second kind is known without a request.
+    Splits of the first kind are in manifests that may contain a key. Splits of the second kind are known without a
+    request.
     """
     splits, config = snapshot.splits, snapshot.config
     partitions = {each.column for each in config.partition_fields}

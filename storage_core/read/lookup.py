@@ -2,15 +2,15 @@
 
 A lookup has three steps:
 
-1. It selects the regions that may contain the key (`holding_regions`, `matching_regions`). The source columns of a
-   region's fields are part of the primary key. Therefore all rows of a region have the same field values. A manual
+1. The lookup selects the regions that may contain the key (`holding_regions`, `matching_regions`). The source columns
+   of a region's fields are part of the primary key. Therefore all rows of a region have the same field values. A manual
    region may contain any row. An excluded region never changes the result. No row of an excluded region meets the
    predicate, neither in the region nor in the base.
-2. It reads the unmerged records of these regions. It skips a generation if the bounds or the Bloom filter show that the
-   key is not there.
-3. It reads the base (`get_many`). It selects the splits with a key range that contains the key. In these splits, it
-   reads the key columns of those row groups that may contain the key. If a row group contains the key, it also reads
-   the other columns of the row group.
+2. The lookup reads the unmerged records of these regions. The lookup skips a generation if the bounds or the Bloom
+   filter show that the generation does not contain the key.
+3. The lookup reads the base (`get_many`). The lookup selects the splits with a key range that contains the key. In
+   these splits, the lookup reads the key columns of those row groups that may contain the key. If a row group contains
+   the key, the lookup also reads the other columns of the row group.
 
 `explained` returns the plan of a lookup for `explain_get`. If the lookup was run, the plan contains the cost.
 """
@@ -135,7 +135,7 @@ def _by_values(regions: Sequence[Region], spec: RegionSpec, schema: pa.Schema) -
 def _tests(
     field: RegionField, comparison: Comparison, wanted: tuple[pa.Array, pa.Array]
 ) -> Iterator[Callable[[Any], bool]]:
-    """Yield functions that test the value of a field. Each test follows from `comparison` and the limits `wanted`.
+    """Yield functions that test the value of a field. The tests depend on `comparison` and the limits `due_runs`.
 
     A test returns True for the field value of every row that meets the comparison.
     """
@@ -202,7 +202,7 @@ def _fits(region: Region, pinned: dict[int, Value]) -> bool:
 
 
 def _pinned(field: RegionField, equal: dict[str, pa.Array]) -> list[Value]:
-    """Return the single field value of rows with these equalities.
+    """Return a list with the only field value that rows with the values `equal` can have.
 
     Return an empty list if the equalities do not determine the value.
     """
@@ -554,7 +554,7 @@ class _Part:
 
 
 def _part(read: KeyRead, add: Add, named: Positions | None) -> _Part:
-    from storage_core.split import pages, verification  # they import Parquet, which only the base needs
+    from storage_core.split import pages, verification  # both modules import Parquet, which only the base needs
     from storage_core.split.fetch import Footers, requests_for
     from storage_core.split.metadata import admitting
     from storage_core.split.read import leaves_of, open_split

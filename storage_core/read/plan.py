@@ -110,7 +110,7 @@ class TablePlan:
 class Analysis:
     """The cost of a read that was run.
 
-    It counts all requests to the stores of the tables during the execution, including requests of other readers.
+    The cost includes all requests to the stores of the tables during the execution, even requests of other readers.
 
     Attributes:
         rows: The number of returned rows.
@@ -147,7 +147,7 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan of a query or a scan, with one part per table. If the plan was executed, it also contains the cost."""
+    """The plan of a query or a scan, with one part per table. An executed plan also contains the cost."""
 
     tables: tuple[TablePlan, ...]
     analysis: Analysis | None = field(default=None, kw_only=True)
@@ -164,7 +164,7 @@ class Plan:
 
     @property
     def splits(self) -> tuple[Add, ...]:
-        """The splits to read of the table `t`."""
+        """The splits of the table `t` that the query reads."""
         return self[TABLE].splits
 
     @property

@@ -1,8 +1,8 @@
 """Filters as data, and matching of column names.
 
 A filter is built from typed expressions (`col("status") >= 500`) or parsed from the text of a SQL condition. A SQL text
-is parsed and never pasted into a statement (lesson 83). Both forms become the same kind of tree, which consists of
-`Predicate` nodes. The tree is used to prune splits, and DuckDB evaluates it on each row.
+is parsed and never pasted into a statement (lesson 83). Typed expressions and SQL texts become the same kind of tree,
+which consists of `Predicate` nodes. The tree is used to prune splits, and DuckDB evaluates it on each row.
 
 A condition that the tree cannot express becomes `Opaque`. DuckDB evaluates an `Opaque` condition on each row. Pruning
 does not use the condition.
@@ -45,7 +45,8 @@ Literal: TypeAlias = "Scalar | Instant | Beginning | Day"
 class Comparison(StrEnum):
     """One of the six comparisons.
 
-    `NEGATED` maps each comparison to its negation. `MIRRORED` maps it to the comparison with the two sides exchanged.
+    `NEGATED` maps each comparison to its negation. `MIRRORED` maps each comparison to the comparison with the two sides
+    exchanged.
     """
 
     EQ = "="
@@ -227,8 +228,8 @@ class Filter:
 def _links(given: Filter, kind: type[And | Or]) -> tuple[tuple[Predicate, ...], tuple[duckdb.Expression, ...], int]:
     """Return the filter as links of a chain, and the depth of the deepest link.
 
-    If the filter is already a chain with this operator, its own links are returned. Any other filter is returned as one
-    link.
+    If the filter is already a chain with this operator, its own links are returned. Any other filter is returned as a
+    chain with one link.
     """
     if isinstance(given.predicate, kind) and len(given.parts) > 1:
         return given.predicate.children, given.parts, given.depth - 1
@@ -362,7 +363,8 @@ def are_alike(values: Collection[object]) -> bool:
     """Return True if a comparison of a column with all values at once is equivalent to separate comparisons.
 
     DuckDB casts the column and all values of one condition to one common type. If one of the values is a float, DuckDB
-    converts the integers and the column to floats. A long decimal together with integers has the same effect.
+    converts the integers and the column to floats. DuckDB does the same conversion if one of the values is a long
+    decimal and others are integers.
     """
     kinds = {type(value) for value in values}
     if kinds <= {int, Decimal} and Decimal in kinds:
@@ -371,9 +373,9 @@ def are_alike(values: Collection[object]) -> bool:
 
 
 def _is_short(value: int | Decimal) -> bool:
-    """Return True if a number stays a decimal together with short decimals and a `BIGINT`.
+    """Return True if DuckDB keeps a number as a decimal in a condition with short decimals and a `BIGINT`.
 
-    Such a number has few digits.
+    A number that DuckDB keeps as a decimal has few digits.
     """
     exact = Decimal(value)
     exponent = exact.as_tuple().exponent

@@ -74,7 +74,7 @@ Answer = Callable[[Compare | IsNull], Mask | None]
 
 
 def texts_of(files: pa.RecordBatch) -> Texts:
-    """Return a function of a partition field. It returns the texts of the field, one text per split of the batch.
+    """Return a function of a partition field. The function returns one text of the field per split of the batch.
 
     The splits must be in Tidemark's format.
     """
@@ -159,7 +159,7 @@ def _value(key: object, type_: pa.DataType) -> pa.Array | None:
         return None
 
 
-# A batch is large, so that few calls of Arrow are needed. It is also small enough for the processor's cache.
+# A batch is large, so that few calls of Arrow are needed. A batch is also small enough for the processor's cache.
 _BATCH_ROWS = 65_536
 # If fewer than one in `_FEW` rows remain, these rows are copied. The copy saves the decoding of the other rows.
 _FEW = 8
@@ -181,7 +181,8 @@ Step = tuple[str, Callable[[pa.RecordBatch], Leaf]]
 class PruneStep:
     """The effect of one pruning step.
 
-    It has the numbers of excluded splits, of excluded bytes, and of excluded row groups in remaining splits.
+    `PruneStep` contains the numbers of excluded splits, of excluded bytes, and of excluded row groups in remaining
+    splits.
 
     If the step could not run, `note` contains the reason.
     """
@@ -316,10 +317,10 @@ def manifest_filter(
 ) -> Callable[[ManifestBounds], bool]:
     """Return a function that tests manifests.
 
-    It uses a manifest's bounds to decide whether a split of the manifest may have a matching row.
+    The function uses a manifest's bounds to decide whether a split of the manifest may have a matching row.
 
-    The function returns False only if no split of the manifest can contain a matching row. It uses only three kinds of
-    bounds: those of the columns `partition_columns`, the fields `partition_by`, and the time column.
+    The function returns False only if no split of the manifest can contain a matching row. The function uses only three
+    kinds of bounds: those of the columns `partition_columns`, the fields `partition_by`, and the time column.
     """
     # A text bound of a Tidemark table may be truncated, so only its partition field can interpret it.
     trusted = frozenset[str]() if partition_by else frozenset(partition_columns)
@@ -372,7 +373,7 @@ def _count(sizes: npt.NDArray[np.int64], removed: Mask) -> tuple[int, int]:
 
 
 def possible(predicate: Predicate, leaf: Leaf, count: int) -> Mask:
-    """Return a mask of `count` parts of a table. It is False if no row of the part can make the predicate true."""
+    """Return a mask of `count` parts of a table. The mask is False if no row of a part can meet the predicate."""
     match predicate:
         case And(children):
             mask = np.ones(count, dtype=bool)
@@ -422,7 +423,7 @@ def by_bounds(source: Source) -> Leaf:
 def _both(one: Leaf, other: Leaf) -> Leaf:
     """Return a function that combines two functions.
 
-    It excludes a split if one of the two functions excludes the split.
+    The combined function excludes a split if one of the two functions excludes the split.
     """
 
     def leaf(condition: Compare | IsNull) -> Mask | None:
@@ -472,7 +473,7 @@ def groups_left(footer: pq.FileMetaData, predicate: Predicate | None, schema: pa
 
 
 def groups_with(rows: BitMap, footer: pq.FileMetaData, groups: Sequence[int]) -> Sequence[int]:
-    """Return, ascending, those of the given row groups that contain one of these rows of the file."""
+    """Return the given row groups that contain one of these rows of the file, in ascending order."""
     ends = np.cumsum([footer.row_group(index).num_rows for index in range(footer.num_row_groups)]).tolist()
     firsts = [0, *ends[:-1]]
     return [group for group in groups if rows.range_cardinality(firsts[group], ends[group])]

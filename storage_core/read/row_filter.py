@@ -1,8 +1,9 @@
-"""The filter of a search. It selects the candidate rows that meet a condition.
+"""The filter of a search. The filter selects the candidate rows that meet a condition.
 
 For rows that bitmap indexes cover, the row numbers in the indexes decide. For all other rows, DuckDB evaluates the
 filter, in a process with restricted rights. The results for rows of splits are cached. Therefore other indexes of the
-same search do not evaluate these rows again. The same applies to other searches at the same version.
+same search do not evaluate these rows again. Other searches at the same version do not evaluate these rows again
+either.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _KNOWN_BYTES = 1_000  # the approximate size of a name and its objects
 
 @dataclass(frozen=True, slots=True)
 class FilterResult:
-    """The rows for which the filter was evaluated. They are rows of a split or of another named set.
+    """The rows for which the filter was evaluated. The rows belong to a split or to another named set.
 
     `judged` are the evaluated rows, and `met` are the evaluated rows that meet the filter.
     """
@@ -53,7 +54,7 @@ class RowFilter:
     """A filter over rows of one snapshot. The filter keeps the rows that make its condition true by DuckDB's rules."""
 
     columns: Sequence[str]
-    """The columns that the filter reads. There is at least one."""
+    """The columns that the filter reads. `columns` contains at least one column."""
 
     def __init__(
         self,
@@ -149,12 +150,12 @@ class RowFilter:
         self._kept.keep((*self._name, name), now, size)
 
     def require_valid(self) -> None:
-        """Raise the errors of `mask` if the filter was never evaluated. This happens if the search found no row."""
+        """Raise the errors of `mask` if the filter was never evaluated because the search found no row."""
         if not self._is_judged:
             self.mask(self._snapshot.schema.empty_table(), 0)
 
     def mask(self, rows: pa.Table, count: int) -> Mask:
-        """Return a mask of those of the `count` rows that meet the filter. `rows` has the `columns` of these rows.
+        """Return a mask of the rows that meet the filter. `rows` has the `columns` of the `count` rows.
 
         Raises:
             InvalidInput: The filter cannot be evaluated.

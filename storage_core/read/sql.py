@@ -57,8 +57,9 @@ Conditions = tuple[Node, ...]
 def where_of(tree: Node, table: str, schemas: Mapping[str, pa.Schema] | None = None) -> Predicate | None:
     """Return a condition that is true for every used row of `table`, or None if no condition is certain.
 
-    In a join, the condition on a column is used in three cases. The name of the table precedes the column, or USING
-    shares the column. In the third case, only one of the joined tables has the column according to `schemas`.
+    In a join, the condition on a column is used in three cases. In the first case, the name of the table precedes the
+    column. In the second case, the join has the column in its USING clause. In the third case, only one of the joined
+    tables has the column according to `schemas`.
     """
     common = {folded(str(each["key"])) for node in nodes_of(tree) for each in node.get("cte_map", {}).get("map", ())}
     known = {folded(name): schema for name, schema in (schemas or {}).items() if folded(name) not in common}
@@ -108,8 +109,8 @@ def _conditions(source: Node | None, table: str, met: Conditions) -> Iterator[tu
     """Yield the reads of the table in a FROM clause. Each read has the conditions on its rows.
 
     An outer join keeps every row of one side (or of both sides), even without a matching row on the other side. The
-    conditions outside the join apply only to a side that is kept. The ON condition applies only to the other side,
-    because it determines which rows of that side match.
+    conditions outside the join apply only to a side whose rows are all kept. The ON condition applies only to the other
+    side, because it determines which rows of that side match.
     """
     if source is None or source.get("type") != "JOIN":
         if source is not None and is_plain_table(source, table):
@@ -185,10 +186,10 @@ class _Scope:
         )
 
     def _shares(self, relation: _Relation, name: str, *, are_alike: bool) -> bool:
-        """Return whether a column without a table name in USING means the column of this relation.
+        """Return whether a USING column without a table name refers to the column of this relation.
 
-        All joins share the column by USING. It means the column of the first relation and all columns that are equal to
-        it.
+        Every join must have the column in its USING clause. The name then refers to the column of the first relation
+        and to all columns that are equal to that column.
         """
         kinds = {each["join_type"] for each in self.joins}
         using = ({folded(str(column)) for column in each["using_columns"]} for each in self.joins)
@@ -214,8 +215,8 @@ def first_of(tree: Node, table: str, names: Sequence[str]) -> First | None:
     """Return the rows of `table` that a query with LIMIT needs. ORDER BY may use one of the columns `names`.
 
     Returns None if the query may depend on other rows. The query may depend on other rows if it has one of these parts:
-    a condition, GROUP BY, DISTINCT, a window or an aggregate function. The same applies to a second table or a second
-    SELECT.
+    a condition, GROUP BY, DISTINCT, a window or an aggregate function. Returns None also for a query with a second
+    table or a second SELECT.
     """
     if not is_one_table(tree, table):
         return None
@@ -406,7 +407,7 @@ def query(
     limits: QueryLimits | None = None,
     parameters: Parameters | None = None,
 ) -> SqlResult:
-    """Return the result of one SELECT over tables and rows in memory. The query uses their names.
+    """Return the result of one SELECT over tables and rows in memory. The query uses the names in `tables`.
 
     The query can read only the splits of these tables, and it cannot write (decision 0024).
 

@@ -115,7 +115,7 @@ def _from_sql(text: str) -> Filter:
 
 
 def _unchecked(node: Node) -> Iterator[Node]:
-    """Yield those parts of a condition that DuckDB uses as conditions. Such a part may have another type than boolean.
+    """Yield those parts of a condition that DuckDB uses as conditions. A part may have another type than boolean.
 
     DuckDB casts each of these parts to a boolean. For example, `status` would be true for each status that is not 0.
     """
@@ -250,7 +250,7 @@ def _given(node: Node, function: str) -> list[Node]:
 
 
 def _beginning(node: Node, table: Names) -> Predicate:
-    """Return the predicate of a LIKE pattern or a prefix function. Both compare the start of a text."""
+    """Return the predicate of a LIKE pattern or a prefix function, which compare the start of a text."""
     given = [each["expression"] for each in node["arguments"]]
     column = _column(given[0], table) if len(given) == 2 else None
     pattern = _constant(given[1]) if column is not None else None
@@ -332,8 +332,8 @@ def _integer(node: Node) -> int | None:
 
     The node is an INTEGER literal, or a sum, difference or product of INTEGER literals.
 
-    If a value or an intermediate value exceeds the range of the type, DuckDB raises an error. For such an expression,
-    the result is None.
+    If a value or an intermediate value exceeds the range of the type, DuckDB raises an error. For an expression that
+    raises an error, the result is None.
     """
     if node["class"] == "CONSTANT":
         value = _constant(node)
@@ -396,8 +396,8 @@ def _columns_of(condition: str, names: tuple[str, ...]) -> frozenset[str] | None
 def _names_what_is_there(node: Node) -> bool:
     """Return whether a node reads columns without their names in the query.
 
-    Such a node is one of three kinds. It reads all columns, the columns that two tables share, or a column by its
-    position.
+    Three kinds of nodes read columns without names. A node of these kinds reads all columns, the columns that two
+    tables share, or a column by its position.
     """
     kind = node.get("type")
     return (
@@ -436,7 +436,7 @@ def one_of(field: pa.Field, texts: Iterable[str]) -> Filter:
 def between(field: pa.Field, start: dt.datetime, end: dt.datetime) -> Filter:
     """Return the condition that the time in a column is at or after `start` and before `end`.
 
-    Both `start` and `end` have a time zone.
+    `start` and `end` have a time zone.
 
     A timestamp without a time zone is taken as UTC. A date means the day in the time zone of `start`.
 

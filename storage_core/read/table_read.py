@@ -1,8 +1,8 @@
 """The plan of a table read. The reader executes the plan, and `explain` prints it.
 
-A `TableRead` contains the splits that may contain a wanted row, and the columns to read. For each split, it can also
-contain the rows that indexes selected. Unmerged records are in memory. They replace rows of the base with the same
-keys.
+A `TableRead` contains the splits that may contain a wanted row, and the columns to read. For each split, a `TableRead`
+can also contain the rows that indexes selected. Unmerged records are in memory. The unmerged records replace rows of
+the base with the same keys.
 
 For two kinds of queries, the log alone can determine the result or the splits to read:
 
@@ -149,8 +149,8 @@ def _beyond(bounds: ColumnBounds, sure: Counts, wanted: int, first: First) -> Ma
 class ExactMetrics:
     """The number of rows of a table. For some columns, also the number of values and the extreme values.
 
-    `ends` has two rows: the smallest and the greatest value of each of these columns. Both are null if the column has
-    no value.
+    `ends` has two rows: the smallest and the greatest value of each of these columns. For a column without a value,
+    `ends` has null in both rows.
     """
 
     rows: int
@@ -163,9 +163,9 @@ def exact_metrics(snapshot: Snapshot, columns: Collection[str]) -> ExactMetrics 
 
     Reads every manifest.
 
-    In the log, these metrics are exact for integers, dates, timestamps, decimals and booleans. This applies to splits
-    that Tidemark wrote and that have no deleted row. The bounds of texts are truncated, the bounds of floats ignore
-    NaN, and the bounds of other types may be rounded.
+    In the log, these metrics are exact for integers, dates, timestamps, decimals and booleans. These metrics are exact
+    only for splits that Tidemark wrote and that have no deleted row. The bounds of texts are truncated, the bounds of
+    floats ignore NaN, and the bounds of other types may be rounded.
     """
     wanted = [snapshot.schema.field(name) for name in columns]
     if not snapshot.has_all_counts or not all(_is_exact(each.type) for each in wanted):
@@ -259,8 +259,8 @@ class TableRead:
     """The plan of a read: the splits, the rows in these splits, and the columns.
 
     `narrowed` contains the splits to read, and the rows in these splits that indexes selected. If `in_order` is True,
-    the splits keep their order. `steps` are the pruning steps that use the log. They run before the steps that use
-    indexes. `fetch` is the plan for splits that are not local files.
+    the splits keep their order. `steps` are the pruning steps that use the log. The steps that use the log run before
+    the steps that use indexes. `fetch` is the plan for splits that are not local files.
 
     If the log alone answers the query, no split is read. `metrics` is then the answer, and `log_step` is the name of
     the pruning step.
@@ -293,8 +293,8 @@ def plan(
     """Return the splits that a query will read, and the rows to read in these splits.
 
     A query reads no split if it needs no column values, or only metrics that the log contains. If a query needs only
-    the first rows, it reads only the splits that may contain first rows. Both rules apply only if there are no unmerged
-    records.
+    the first rows, it reads only the splits that may contain first rows. Splits are skipped for these reasons only if
+    there are no unmerged records.
 
     Args:
         view: The table to read.
@@ -349,8 +349,8 @@ def splits_source(
 ) -> Source:
     """Return the splits as a source of rows.
 
-    The source includes the newer rows of `over`. It excludes replaced rows and rows that deletion vectors hide. Every
-    byte of a split is verified before it is used:
+    The source includes the newer rows of `over`. The source excludes replaced rows and rows that deletion vectors hide.
+    Every byte of a split is verified before it is used:
 
     - The length and the checksum of a local file are verified. If the file has changed since the verification in
       `verified`, it is verified again.
@@ -523,8 +523,8 @@ class _Part:
 
     If the whole split is read, no part is excluded.
 
-    `groups_untold` counts the row groups that an index excluded. The count of other excluded row groups contains the
-    row groups that statistics excluded.
+    `groups_untold` counts the row groups that an index excluded. `groups_left_out` counts the row groups that
+    statistics excluded.
     """
 
     requests: int

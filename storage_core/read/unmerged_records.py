@@ -1,6 +1,6 @@
 """Records that a snapshot does not contain yet.
 
-Reads and searches take them from WAL entries, generations and raw logs.
+Reads and searches take unmerged records from WAL entries, generations and raw logs.
 
 `split_unmerged_records` divides the unmerged records into groups for a search (decision 0022). Only the newest record
 of a key counts:
@@ -14,9 +14,9 @@ of a key counts:
 entries. Entries never change, so an indexed run stays valid while new entries arrive (decision 0019).
 
 `captured_with` adds undistributed rows of raw logs to the captured state of the regions (decision 0027). For each raw
-log, a read makes one LIST per 1,000 chunks on each store. It also makes one GET per note of collected chunks. If the
-view has not cached a waiting chunk, the chunk takes one more GET. The order of these requests is described in
-`distribution.undistributed_rows`.
+log, a read makes one LIST per 1,000 chunks on each store. A read also makes one GET for each object that records
+collected chunks. If the view has not cached a waiting chunk, the chunk takes one more GET. The order of these requests
+is described in `distribution.undistributed_rows`.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class WholeRows:
 
     `deleted` contains the rows for which a newer record of the same key exists in another place.
 
-    The rows are in ascending order of the key. If `order` is set, they have the order of the generation's index
+    The rows are in ascending order of the key. If `order` is set, the rows have the order of the generation's index
     segments.
     """
 

@@ -59,7 +59,9 @@ class Columns:
 
 
 UNKNOWN: Final = Columns(None)
-"""The columns of splits for which the schema cannot be determined. Such splits may have different columns."""
+"""The columns of splits for which the schema cannot be determined. Splits with unknown columns may have different
+columns.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +76,11 @@ class VerifiedFiles:
 
     DuckDB does not check the length or the checksums of files. Therefore a flipped bit can change a value without an
     error (lesson 61). For this reason, each file is hashed before DuckDB reads it for the first time. The object stores
-    the device, the inode, the size and the change times of the file. It compares them at each use. If one of them
-    differs, the file is hashed again.
+    the device, the inode, the size and the change times of the file. The object compares these values at each use. If
+    one of these values differs, the file is hashed again.
 
-    For splits that are not local files, an instance caches recently read footers and columns of bitmap indexes. Both
-    are fetched through `cached`.
+    For splits that are not local files, an instance caches recently read footers and columns of bitmap indexes. Footers
+    and columns are fetched through `cached`.
     """
 
     def __init__(self, cached: CachedPieces = NOT_CACHED) -> None:
@@ -184,7 +186,7 @@ def verify_file(path: Path, add: Add) -> None:
 def _is(known: _Sound) -> bool:
     """Return whether the file is still the file that was verified.
 
-    If this is not certain, the file is verified again.
+    If the identity of the file cannot be read, the file is verified again.
     """
     try:
         return _identity(known.path) == known.identity
@@ -247,7 +249,7 @@ def query_errors(
             raise _out_of_time(query, limits or QueryLimits()) from error
         except SandboxEnded as error:
             raise _process_ended(query, limits or QueryLimits(), str(error)) from error
-        except (duckdb.Error, OSError) as error:  # a stream of batches wraps these errors and keeps only their text
+        except (duckdb.Error, OSError) as error:  # a stream of batches keeps only the text of these errors
             # DuckDB treats a removed path as a folder, and may not read folders.
             named = [(add, path) for add, path in files if add.path in str(error)]
             lost = next((add for add, path in named if not path.exists()), None)
@@ -321,7 +323,7 @@ def _typed(
         return Unavailable(f"{shown_query}: {found}. {advice}", query=query)
     if _NO_FILES in text and not quotes:
         return unavailable(shown_query, OSError(errno.EMFILE, text))
-    # This error also comes from a split, because the bytes of the split were just verified.
+    # These errors do not mean that a split is damaged, because the bytes of the split were just verified.
     if out_of_memory(error) or text.startswith(_OUT_OF_REACH) or (_DENIED in text and not quotes):
         why = "the memory is exhausted" if out_of_memory(error) else "a file cannot be read"
         return Unavailable(f"{shown_query}: {why}. Try again later, or query less data", query=query)

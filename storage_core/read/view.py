@@ -4,8 +4,8 @@
 letter. Numbers and times start with a digit, so the three forms cannot be confused. A version that is no longer
 retained raises `NotFound`, and the message lists the retained versions. A damaged log still raises `Corrupt`.
 
-`View` is the position of an open table. It contains a snapshot, and `refresh` and commits replace this snapshot by a
-newer one. `Consistency` selects the unmerged data that a read includes in addition to the base table.
+`View` is the position of an open table. A view contains a snapshot, and `refresh` and commits replace this snapshot by
+a newer snapshot. `Consistency` selects the unmerged data that a read includes in addition to the base table.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MILLISECOND = dt.timedelta(milliseconds=1)
 def snapshot_at(log: TransactionLog, at: At) -> Snapshot:
     """Return the snapshot of a version, of a tag or of a point in time.
 
-    For a time, it is the newest snapshot committed at or before it.
+    For a time, the result is the newest snapshot committed at or before this time.
 
     Args:
         log: The transaction log of the table.
@@ -76,8 +76,8 @@ def _version(log: TransactionLog, version: int) -> Snapshot:
     try:
         return log.snapshot(version=version)
     except (Corrupt, NotFound):
-        # A version file may be missing below the collector's boundary. This is damage only if a tag retains the
-        # version. The tags are read only if the version cannot be opened.
+        # A version file may be missing below the collector's boundary. A missing version file is damage only if a tag
+        # retains the version. The tags are read only if the version cannot be opened.
         kept = {tag.version for tag in read_tags(log.store).live(log.clock.now_ms())}
         if version >= first_version(log.store) or version in kept:
             raise

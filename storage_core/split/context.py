@@ -80,11 +80,11 @@ class SplitContext:
 
     @property
     def partition_folder(self) -> str:
-        """The folders of the partition in a split's key. It is empty without partitions."""
+        """The folders of the partition in a split's key. The text is empty without partitions."""
         return _folders(self.partition_by, self.partition_values)
 
     def of_partition(self, values: Partition) -> SplitContext:
-        """Return the context for the splits of one partition. It contains the values and the scope of the partition."""
+        """Return the context for the splits of one partition, with the values and the scope of the partition."""
         source = next((each for each in self.partition_by if each.is_source), None)
         return replace(
             self,
@@ -188,7 +188,7 @@ def arranged(rows: pa.Table, context: SplitContext) -> Iterator[tuple[SplitConte
 
 
 def with_places(rows: pa.Table) -> pa.Table:
-    """Return the rows with an additional column `PLACE`. This column contains their row numbers."""
+    """Return the rows with an additional column `PLACE`. `PLACE` contains the row numbers."""
     return rows.append_column(PLACE, pa.array(np.arange(rows.num_rows)))
 
 

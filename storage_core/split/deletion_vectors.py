@@ -92,7 +92,7 @@ def vector_for(store: ObjectStore, add: Add, deleted: BitMap, *, ids: Ids) -> De
 
 
 def visible(deleted: BitMap, first: int, rows: int) -> Mask | None:
-    """Return a mask of the visible rows among `rows` rows that start at `first`. Return None if all are visible."""
+    """Return a mask of the visible rows among `rows` rows from `first` on, or None if all rows are visible."""
     if not deleted.range_cardinality(first, first + rows):
         return None
     mask = np.ones(rows, np.bool_)
@@ -121,7 +121,7 @@ def _object(store: ObjectStore, path: str, add: Add) -> bytes:
 
 
 def hide_rows(store: ObjectStore, split: Add, deleted: BitMap, *, rows: int, ids: Ids, now_ms: int) -> Add | Remove:
-    """Return the action that hides the rows `deleted` of a live split. They include rows that were deleted earlier.
+    """Return the action that hides the rows `deleted` of a live split. `hidden_rows` includes rows deleted earlier.
 
     Makes at most one PUT, for a stored vector. Raises the errors of `vector_for`.
     """

@@ -41,8 +41,8 @@ from storage_core.split.verification import packed
 #
 # See docs/architecture/compaction.md, "Encodings". The best encoding depends on the sort order. For example, sorted
 # counters are small if only their differences are stored. Sorted names are small if common prefixes are omitted. A
-# dictionary of many names is large. Every file contains its choice. Therefore a merge of these files can reuse the
-# choice without a new measurement.
+# dictionary of many names is large. Every file contains the chosen encodings. Therefore a merge of these files can
+# reuse the choice without a new measurement.
 
 
 ROWS_PER_PAGE: Final = 4096
@@ -152,7 +152,7 @@ def inherited(inputs: Sequence[tuple[int, Mapping[str, str]]], schema: pa.Schema
     Return None in two cases. The caller then chooses encodings again:
 
     - At least half of the rows are in files that recorded no choice or that have fewer than `LEAST_ROWS` rows.
-    - A column needs a choice, but no recorded choice contains the column.
+    - A column needs an encoding, but no file recorded an encoding for the column.
 
     If a record contains an encoding that this release does not know, the record is ignored.
     """
@@ -173,14 +173,14 @@ def inherited(inputs: Sequence[tuple[int, Mapping[str, str]]], schema: pa.Schema
 
 
 def record(encodings: Encodings, rows: int) -> dict[str, str]:
-    """Return the key-value metadata for `recorded`. Empty without a choice, or if no merge would reuse the choice."""
+    """Return the encodings as key-value metadata, or an empty result if no merge would reuse the encodings."""
     if not encodings or rows < LEAST_ROWS:
         return {}
     return {PREFIX + _KEY: json.dumps(dict(encodings), sort_keys=True, ensure_ascii=False, separators=(",", ":"))}
 
 
 def recorded(metadata: Mapping[str, str]) -> dict[str, Encoding]:
-    """Return the choice in a file. It is empty without a choice, or if this release does not support the choice."""
+    """Return the encodings recorded in a file. The result is empty without supported encodings."""
     try:
         found = json_object(metadata, _KEY) or {}
         return {name: Encoding(value) for name, value in found.items()}
@@ -189,7 +189,7 @@ def recorded(metadata: Mapping[str, str]) -> dict[str, Encoding]:
 
 
 def by_dictionary(encodings: Encodings, name: str) -> bool:
-    """Return whether the column is written with a dictionary. Such a column is best read as a dictionary, too."""
+    """Return whether the column is written with a dictionary, and is best read as a dictionary."""
     return encodings.get(name, Encoding.DICTIONARY) is Encoding.DICTIONARY
 
 
@@ -223,7 +223,7 @@ def _smallest(
 def _growth(parts: Sequence[pa.ChunkedArray], sample: pa.ChunkedArray) -> float:
     """Return the exponent of the growth of the number of distinct values with the rows (Heaps' law).
 
-    It is from 0 to 1.
+    The exponent is from 0 to 1.
     """
     every_other = pa.chunked_array([chunk for part in parts[::2] for chunk in part.chunks], sample.type)
     half, whole = (max(1, int(pc.count_distinct(each).as_py())) for each in (every_other, sample))
@@ -259,7 +259,7 @@ def _estimate(column: pq.ColumnChunkMetaData, factor: float, growth: float) -> f
     return float(dictionary * factor**growth + pages * factor)
 
 
-# The encoded bytes of a split before it is complete. They are in memory, or on disk if the split is large.
+# The encoded bytes of a split before it is complete. The encoded bytes are in memory, or on disk if the split is large.
 #
 # The store receives a split as a whole, and a split may have hundreds of megabytes (decision 0016).
 
@@ -300,7 +300,7 @@ class Sink:
         return typed(_WHAT) if self._descriptor is None else scratch(_WHAT)
 
     def finish(self) -> pa.Buffer:
-        """Return all bytes. After that, nothing can be appended to `stream`."""
+        """Return all bytes. After this call, nothing can be appended to `stream`."""
         if self._descriptor is None:
             return self.stream.getvalue()
         with self.writing():
@@ -360,7 +360,7 @@ class BloomFilters:
 class FileWriter:
     """A writer of one Parquet file.
 
-    It writes one row group after the other. The bytes are in memory, or on disk with `on_disk`.
+    The writer writes one row group after the other. The bytes are in memory, or on disk with `on_disk`.
 
     Dictionary columns are written as columns of their values. If `encodings` contains a dictionary for a dictionary
     column, the column is not decoded. Every page has a checksum.
@@ -460,7 +460,7 @@ def _footer(schema: pa.Schema, metadata: Mapping[str, str], closed: pq.FileMetaD
     """Return the footer bytes of a file. The file has the row groups of `closed` and this metadata.
 
     The metadata contains the positions of column chunks. The positions are known only after Arrow has written its own
-    footer. Arrow cannot add metadata after that.
+    footer. Arrow cannot add metadata after it has written the footer.
     """
     empty, end = pa.BufferOutputStream(), pa.BufferOutputStream()
     with pq.ParquetWriter(empty, schema, store_schema=False) as writer:
@@ -502,7 +502,7 @@ def has_float(type_: pa.DataType) -> bool:
 def next_key_change(rows: pa.Table, order: SortOrder, start: int) -> int:
     """Return the first row from `start` on that has another key than the previous row.
 
-    If there is none, return the row count.
+    If no later row has another key, return the row count.
 
     `start` is at least 1.
     """
@@ -587,8 +587,8 @@ def _leaves(schema: pa.Schema, *, but: Collection[str]) -> list[str]:
 def _shared_paths(schema: pa.Schema) -> frozenset[str]:
     """Return the paths that two leaves share, for example the column `a.b` and the field `b` of the column `a`.
 
-    A setting of Arrow's writer for such a path applies to both leaves. But the types of the leaves may differ.
-    Therefore both leaves get Parquet's defaults.
+    Arrow's writer applies a setting for a shared path to both leaves with this path. But the types of the leaves may
+    differ. Therefore both leaves get Parquet's defaults.
     """
     if not any("." in name for name in schema.names):
         return frozenset()

@@ -34,7 +34,7 @@ REQUEST_COST_BYTES: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Bytes of an object, starting at `start`. They were fetched before the positions of the pieces were known."""
+    """Bytes of an object, starting at `start`. The bytes were read before the positions of the pieces were known."""
 
     start: int = 0
     data: bytes = b""
@@ -132,7 +132,7 @@ def near(spans: Sequence[tuple[int, int]], gap_bytes: int, most_bytes: int = sys
 GAPS: Final = 10
 """The minimum ratio of wanted bytes to unwanted bytes in a read.
 
-Therefore the gaps in requests have at most a tenth of the number of wanted bytes.
+Therefore the unwanted bytes in a request are at most a tenth of the wanted bytes.
 """
 
 REQUEST_BYTES: Final = 8 * 2**20
@@ -153,7 +153,7 @@ class Footer:
 
 
 class Footers:
-    """The most recently used footers, decoded. Their total encoded size is at most 32 MiB. Safe for threads.
+    """The most recently used footers, decoded. The encoded footers take at most 32 MiB. Safe for threads.
 
     Reads of splits and footers use `cached`.
     """
@@ -163,7 +163,7 @@ class Footers:
         self._held = KeptValues(_FOOTERS_BYTES) if held is None else held
 
     def of_a_read(self) -> Footers:
-        """Return an object with the same footers for a single read. The read may use only a part of the cache."""
+        """Return a `Footers` for one read that shares the cached footers. The read may use only a part of the cache."""
         return Footers(self.cached.of_a_read(), held=self._held)
 
     def of(self, store: ObjectStore, add: Add) -> Footer:
@@ -214,7 +214,7 @@ def read_footer(store: ObjectStore, add: Add, cached: CachedPieces = NOT_CACHED)
 
 
 class VerifiedChunks(SeekableFile):
-    """A split as a seekable file. It contains only the verified column chunks of the last fetch."""
+    """A split as a seekable file. The file contains only the verified column chunks of the last fetch."""
 
     def __init__(self, store: ObjectStore, add: Add, footer: Footer, cached: CachedPieces = NOT_CACHED) -> None:
         super().__init__(add.size)

@@ -4,11 +4,11 @@ All metadata is text in the Parquet key-value metadata, under keys that start wi
 for example because there is no window, its key is missing. The rest of the metadata, including native statistics,
 belongs to Parquet. See docs/architecture/compaction.md, "Split files".
 
-The metadata contains a copy of the action, so that the file can be compared with the log. It also contains the table
-and the origin of the file (`FileOrigin`). Therefore the log can be rebuilt from the files if the log is lost.
+The metadata contains a copy of the action, so that the file can be compared with the log. The metadata also contains
+the table and the origin of the file (`FileOrigin`). Therefore the log can be rebuilt from the files if the log is lost.
 
-The module also determines the number of rows in a row group (decision 0017). It finds the row groups with visible rows,
-and the row groups that may contain a key.
+The module also determines the number of rows in a row group (decision 0017). The module finds the row groups with
+visible rows, and the row groups that may contain a key.
 """
 
 from __future__ import annotations
@@ -190,7 +190,8 @@ def _number(value: int | None) -> str | None:
     return None if value is None else str(value)
 
 
-# The origin of a split in the metadata of its file. It contains the table and the splits that this split replaced.
+# The origin of a split in the metadata of its file. The origin contains the table and the splits that the split
+# replaced.
 #
 # The log decides which splits are live. If the log is lost, the files alone do not distinguish the output of a
 # compaction from its inputs. The inputs stay in storage for weeks. Therefore every file of a rewrite contains the names
@@ -345,7 +346,8 @@ def divided(rows: pa.Table) -> Iterator[pa.Table]:
 def groups_about(rows: int, size_bytes: int) -> int:
     """Return the approximate minimum number of row groups of a split.
 
-    The result is a minimum, because encoded rows take no more bytes than decoded rows.
+    The actual number can be larger, because the size limit applies to decoded rows, which take at least as many bytes
+    as encoded rows.
     """
     return max(1, -(-rows // ROWS_PER_GROUP), -(-size_bytes // GROUP_BYTES))
 

@@ -9,8 +9,8 @@ without nulls are an exception. The number of values in a page determines its nu
 **Vectors by ranges** (`RangedVectors`). If a split is read by ranges, only the pages with the requested vectors are
 fetched. Each page is verified by its own checksum.
 
-**By key** (`find_keys`). The hashes of a split's keys are cached in memory. They are sorted within each row group. A
-lookup is then a binary search. If the key is missing, the lookup sends no request.
+**By key** (`find_keys`). The hashes of a split's keys are cached in memory. The hashes are sorted within each row
+group. A lookup is then a binary search. If the key is missing, the lookup sends no request.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def gathered(found: Sequence[tuple[pa.Array, Positions]], kind: pa.DataType) -> 
     """Return the values at these positions of pages.
 
     Values of a fixed size are gathered in one step. All other values are gathered page by page. If only a few values of
-    a page are needed, each value is sliced separately. This takes a tenth of the time of Arrow's gather.
+    a page are needed, each value is sliced separately. These separate slices take a tenth of the time of Arrow's
+    gather.
     """
     if found and pa.types.is_primitive(kind):
         pages = [page for page, _ in found]

@@ -1,7 +1,7 @@
 """Reading of splits. The module opens a split, reads its row groups, and adapts the rows to the table's current schema.
 
-A read either returns exactly the written rows that were not deleted, or raises an error. Three checks ensure this
-(lessons 60 and 61):
+A read either returns exactly the written rows that were not deleted, or raises an error. Three checks ensure that a
+read returns only correct rows (lessons 60 and 61):
 
 - The size and xxh3-64 in the log are compared with the whole file.
 - If only a part is read, checksums of the footer and of column chunks are compared. In files of early 0.1, the
@@ -108,8 +108,8 @@ def decoded_bytes(chunk: pq.ColumnChunkMetaData) -> int:
     """Return the approximate memory in bytes that a chunk takes while Arrow decodes it.
 
     The decoded size of texts with a dictionary is not recorded. The function compares the lengths of the smallest and
-    the largest text. It assumes the greater length for each text. If these two texts are too long, they are not
-    recorded. The function then assumes the size of a row group.
+    the largest text. The function assumes that each text has the greater of these two lengths. If these two texts are
+    too long, they are not recorded. The function then assumes the size of a row group.
     """
     size = int(chunk.total_uncompressed_size) + VALUE_BYTES * int(chunk.num_values)
     if chunk.physical_type != "BYTE_ARRAY":
@@ -170,7 +170,7 @@ _TAKEN_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class OpenSplit:
-    """An open split. Its footer has been read and verified against the log.
+    """An open split. The footer of the split has been read and verified against the log.
 
     Only rows that are not deleted belong to the split. If the split was opened with `add.as_written`, all rows of the
     file belong to the split.
@@ -335,7 +335,7 @@ class OpenSplit:
 
     @property
     def bounds(self) -> Recorded | None:
-        """The column with recorded bounds per row group in the file, and these bounds.
+        """The column for which the file records bounds per row group, and these bounds.
 
         Raises `Corrupt` if the bounds are damaged.
         """
@@ -449,7 +449,7 @@ def read_together(pieces: Sequence[Piece]) -> Iterator[pa.Table]:
 def parquet_file(
     source: pa.NativeFile | io.RawIOBase, footer: pq.FileMetaData | None = None, dictionaries: Sequence[str] = ()
 ) -> pq.ParquetFile:
-    """Return a Parquet file that reads nothing in advance. The footer is read if `footer` is None.
+    """Return a reader of a Parquet file that reads no data in advance. The footer is read if `footer` is None.
 
     Page checksums are verified, unless the checksums of column chunks were verified.
 
@@ -613,7 +613,7 @@ def _source(store: ObjectStore, add: Add, spool: Path | None, cached: CachedPiec
 
 
 def mapped(add: Add, path: Path) -> pa.NativeFile:
-    """Return the file of a split, mapped. Errors of the system are raised as `Unavailable`."""
+    """Return the memory-mapped file of a split. Errors of the system are raised as `Unavailable`."""
     with typed(add.path):
         return pa.memory_map(str(path))
 
@@ -642,9 +642,9 @@ The first number is the first row, and the second number is the number after the
 def open_part(store: ObjectStore, add: Add, rows: RowRange, *, spool: Path) -> OpenSplit:
     """Open the rows of a split that are in `rows` and not deleted. All other rows count as deleted.
 
-    The row groups that contain such a row are copied to a file in `spool`. Each column chunk is verified by its
-    checksum. One row group at a time is in memory. Files of early 0.1 and small files are read whole. Raises the errors
-    of `open_split`.
+    The function copies the row groups that contain a wanted row to a file in `spool`. Each column chunk is verified by
+    its checksum. One row group at a time is in memory. Files of early 0.1 and small files are read whole. Raises the
+    errors of `open_split`.
 
     Cost:
         Ranged GETs of the footer and of chunks, and one GET for a stored deletion vector.

@@ -379,7 +379,7 @@ def of_file(pages: Mapping[tuple[int, int], Pages], footer: pq.FileMetaData, lea
 def in_place(
     path: Path, key: str, pages: Pages, rows: Positions, *, size: int, mapped: Callable[[], memoryview]
 ) -> Floats:
-    """Return the vectors at these rows of a file. They are read directly from uncompressed pages.
+    """Return the vectors at these rows of a file. The vectors are read directly from uncompressed pages.
 
     The file and the recorded pages must already be verified. The numbers are at the end of each page. If only a few
     vectors are needed, each vector is read separately. A larger number of vectors is read from the file in the memory

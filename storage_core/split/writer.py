@@ -1,6 +1,6 @@
 """Writing of splits.
 
-A split is an immutable, sorted Parquet file of one partition and window. It contains its own metadata.
+A split is an immutable, sorted Parquet file of one partition and window. The file contains its own metadata.
 
 `sort_and_write` writes rows in any order. `write_split` writes sorted rows as one split. `RollingWriter` divides sorted
 rows into splits of the target size. `Rewrite` is the result of a task that replaces splits. The task sends the result
@@ -70,7 +70,7 @@ from storage_core.store.contract import ObjectStore, create_once
 class Rewrite:
     """The result of a task: new splits, and the splits that they replace.
 
-    The result is not committed yet. It is serialized as JSON.
+    The result is not committed yet. The result is serialized as JSON.
 
     Attributes:
         rows_in: The number of rows that were read.
@@ -246,8 +246,8 @@ class SplitWriter:
         rows = waiting if is_all else waiting - waiting % size
         if not rows:
             return
-        # If a row group has only one piece, it is written unchanged. If it has several pieces, they need a common
-        # dictionary.
+        # If a row group has only one piece, it is written unchanged. If a row group has several pieces, the pieces need
+        # a common dictionary.
         several = len(self._waiting) > 1
         found = pa.concat_tables(self._waiting).unify_dictionaries() if several else self._waiting[0]
         for start in range(0, rows, size):
@@ -306,7 +306,7 @@ class SplitWriter:
 def row_key(row: pa.Table, order: SortOrder, *, is_first: bool, longest: int = LONGEST_KEY_TEXT) -> str | None:
     """Return the sort key of the first or last row as a JSON array.
 
-    Its elements are the text forms of `data.rows.codes`.
+    The elements of the array are the text forms of `data.rows.codes`.
 
     A null value becomes null in the array. A text of more than `longest` code points is shortened. The resulting key of
     the first row then sorts at or before the first row. The resulting key of the last row sorts at or after the last
@@ -435,8 +435,8 @@ class RollingWriter:
     The rows are divided only at a change of the key, so the row keys of the splits do not overlap. Rows with equal keys
     are never divided, even if they exceed the target size. The number of splits is the total size divided by the target
     size, rounded to the nearest integer. If there are several splits, each has at least about three quarters of the
-    target size. Therefore the planner does not merge them again as small splits. After each piece, the writer computes
-    the end of the current split again. It uses the actual size of the rows that it has written.
+    target size. Therefore the planner does not merge these splits again as small splits. After each piece, the writer
+    computes the end of the current split again. The writer uses the actual size of the rows that it has written.
 
     Makes one PUT per split. If a PUT fails, the earlier splits are orphans.
     """

@@ -1,11 +1,11 @@
 """The object store contract: the few operations that every guarantee of Tidemark needs.
 
-See docs/architecture/object-store.md. The module has the protocol `ObjectStore` and the results of a put. It also has
-the rules for keys, and helpers that create or replace an object safely.
+See docs/architecture/object-store.md. The module has the protocol `ObjectStore` and the results of a put. The module
+also has the rules for keys, and helpers that create or replace an object safely.
 
 A key is a table-relative path of segments separated by `/`. `formats.keys` builds and parses all keys. A store contains
-immutable objects, which readers see only as a whole. Only hints, tags and the collector's state can be replaced. They
-are always replaced by compare-and-swap.
+immutable objects, which readers see only as a whole. Only hints, tags and the collector's state can be replaced. Hints,
+tags and the collector's state are always replaced by compare-and-swap.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class IfMatch:
     """The precondition that the object still has this ETag. The put is then a compare-and-swap.
 
     An ETag may be a hash of the content. If a caller replaces an object, each new body must therefore differ from all
-    earlier bodies. A nonce in the body ensures this difference.
+    earlier bodies. A nonce in the body makes each body different.
     """
 
     etag: str
@@ -334,7 +334,7 @@ def put_or_unknown(store: ObjectStore, key: str, data: bytes | memoryview, mode:
     except NotWritten:
         raise
     except Unavailable as error:
-        # It is impossible to determine whether the connection broke before or after the request was sent.
+        # The caller cannot determine whether the connection broke before or after the request was sent.
         return OutcomeUnknown(str(error))
 
 
@@ -402,9 +402,9 @@ def create_numbered(store: ObjectStore, key: str, data: bytes, *, clock: Clock) 
     Return False if the object at the key has another writer's bytes.
 
     Use this function for numbered keys if several writers compete for the same number. The bytes must be unique to the
-    caller. Therefore they contain a writer id and a number. If the stored bytes are equal to `data`, this call has
-    written the object. So the call succeeds even if a reply is lost. It also succeeds if an attempt conflicts with an
-    earlier attempt of this call. The call never creates a second object.
+    caller. Therefore the bytes contain a writer id and a number. If the stored bytes are equal to `data`, this call has
+    written the object. So the call succeeds even if a reply is lost. The call also succeeds if an attempt conflicts
+    with an earlier attempt of this call. The call never creates a second object.
 
     Raises:
         CommitUnknown: The store reported no outcome in any attempt. The object may appear later.

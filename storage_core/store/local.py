@@ -51,11 +51,12 @@ from storage_core.store.contract import (
     why_unsafe,
 )
 
-# File system operations of the local store. They follow no symlink. They report an object as durable only after an
-# fsync.
+# File system operations of the local store. The operations follow no symlink. The operations report an object as
+# durable only after an fsync.
 #
 # Every path is opened segment by segment, relative to the parent folder, with O_NOFOLLOW. So a symlink anywhere below
-# the root is refused. It is refused even if somebody replaces a folder with a symlink between a check and its use.
+# the root is refused. The path is refused even if somebody replaces a folder with a symlink between the check and the
+# use of the folder.
 
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -195,7 +196,7 @@ def temporary_file(root: Path, data: bytes | memoryview, newer_than_ns: int | No
 
 @contextmanager
 def exclusive(root: Path, key: str, clock: Clock) -> Iterator[None]:
-    """Hold the lock of `key`. It excludes all other threads and processes that use this root.
+    """Hold the lock of `key`. The lock excludes all other threads and processes that use this root.
 
     The lock is a file that its holder locks with `flock` and unlinks at the end. The kernel releases the lock of a dead
     process, so another process can then take the lock file over. The kernel never releases the lock of a paused

@@ -102,7 +102,7 @@ class MeteredStore:
     """A wrapper that counts the requests of a store. Failed requests count too, because they cost the same.
 
     A call of `list` counts one LIST per 1,000 yielded keys. A call of `delete` counts one DELETE per 1,000 keys.
-    Opening a file through `local_path` does not count.
+    The wrapper does not count the opening of a file through `local_path`.
     """
 
     def __init__(self, store: ObjectStore, meter: RequestMeter | None = None) -> None:
@@ -161,7 +161,7 @@ class MeteredStore:
         self._store.make_durable(key)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
-        """Count one LIST per page of 1,000 keys. The first LIST counts immediately."""
+        """Count one LIST per page of 1,000 keys. The wrapper counts the first LIST at the call."""
         with self._request("list"):
             found = self._store.list(prefix, start_after)
         return self._counted(found)
@@ -223,8 +223,8 @@ def prefetch(
     """Yield the result of `read` for each key, in the order of the keys.
 
     The function iterates over the keys in the caller's thread, and only when it needs the next key. If there is only
-    one key, the key is also read in the caller's thread. `at_once` and `most` limit the memory. They also limit the
-    number of useless reads if the caller stops early or a read raises an error.
+    one key, the key is also read in the caller's thread. `at_once` and `most` limit the memory. `at_once` and
+    `max_bytes` also limit the number of useless reads if the caller stops early or a read raises an error.
 
     If a read fails, the function raises the error in place of the result. No further read starts, and the function
     waits for the active reads.
@@ -297,7 +297,7 @@ def under_way(read: Callable[[], Found], *, near: bool = False) -> Iterator[Call
 
 
 def both(first: Callable[[], Key], second: Callable[[], Found]) -> tuple[Key, Found]:
-    """Run both functions concurrently and return both results. If both raise, the error of `first` is raised."""
+    """Run both functions concurrently and return both results. If both functions fail, raise the error of `first`."""
     with ThreadPoolExecutor(1, thread_name_prefix="tidemark-prefetch") as pool:
         other = pool.submit(second)
         return first(), other.result()

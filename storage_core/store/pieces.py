@@ -3,8 +3,8 @@
 On disk (`CachedPieces`), each object has one sparse file. In this file, each piece is at its position in the object. A
 piece is in the cache if the bytes at its position have the expected checksum. The checksum comes from the log, or from
 data that the log verifies, such as a footer or a key. So a damaged, shortened or partly written piece counts as
-missing. The reader fetches it and writes it again. Two processes that write the same piece write the same bytes. A
-failure of the cache never makes a read fail.
+missing. The reader then fetches the piece and writes it again. Two processes that write the same piece write the same
+bytes. A failure of the cache never makes a read fail.
 
 In memory, `KeptValues` caches decoded values by name.
 """
@@ -46,7 +46,9 @@ LARGEST: Final = 4
 """The size limit divided by this number is the maximum size of a write. One read also caches at most this size."""
 
 IN_CACHE: Final = "tmp"
-"""The name part of the folders in which processes fill entries. It is an argument for `storage_core.base.process`."""
+"""The name part of the folders in which processes fill entries. The name part is an argument for
+`storage_core.base.process`.
+"""
 
 TEMPORARY: Final = f"tidemark-{IN_CACHE}-"
 """The prefix of folders in which entries are filled or removed."""
@@ -122,7 +124,7 @@ class BoundedFolder:
 
     @contextmanager
     def room_for(self, sizes: Iterable[int]) -> Iterator[bool]:
-        """Yield True if the block may write pieces of these sizes. If so, their space is reserved.
+        """Yield True if the block may write pieces of these sizes. If True, space for the pieces is reserved.
 
         If this process has written a 64th of the limit since its last listing, it lists the folder and removes the
         least recently used entries. So eight concurrent writers together do not exceed the limit. Each further writer
@@ -317,7 +319,7 @@ class CachedPieces:
         self._lock = OwnLock()
 
     def of_a_read(self) -> CachedPieces:
-        """Return the same cache for one read.
+        """Return a cache object for one read that uses the same folder.
 
         The read caches at most a quarter of the limit. The counts of the read are also added to this cache.
         """
@@ -436,7 +438,7 @@ def _name(uri: str, path: str, checksum: str) -> str:
 def _opened(folder: int, name: str, flags: int) -> Iterator[int]:
     """Yield the file.
 
-    If the name belongs to an entry that is not such a file, the file counts as missing. A write then replaces this
+    If the entry of this name is not a regular file of this user, the file counts as missing. A write then replaces this
     entry.
     """
     try:
@@ -473,7 +475,7 @@ def _remove_all(folder: int, name: str) -> None:
 def _found(file: int, piece: Piece, most_bytes: int) -> bytes | None:
     ends = os.fstat(file).st_size
     end = ends if piece.end is None else piece.end
-    if end > ends or end - piece.start > most_bytes:  # Such a piece was never written.
+    if end > ends or end - piece.start > most_bytes:  # This piece was never written to the cache.
         return None
     data = os.pread(file, end - piece.start, piece.start)
     return data if piece.is_of(data) else None
@@ -558,7 +560,7 @@ class KeptValues:
     def made(
         self, name: _Name, kind: type[_Value], make: Callable[[], _Value], size: Callable[[_Value], int]
     ) -> _Value:
-        """Return the cached value of this name and kind. If there is none, cache and return the result of `make`."""
+        """Return the cached value of this name and kind. Without a value, cache and return the result of `make`."""
         found = self.get(name)
         if not isinstance(found, kind):
             found = make()

@@ -4,10 +4,10 @@ A location is `file:///…` or a plain path, `s3://bucket/prefix`, or `memory://
 location.
 
 `probe` checks a store once before it is used for a table. Some servers with S3's protocol ignore the condition of a
-conditional write. On such a server, two writers would both commit the same version, and nobody would notice. So
-Tidemark refuses the store with an error that contains the missing capability. Some gateways drop the user metadata of
-objects. On such a gateway, a reply to a put may be lost. The writer would then treat its own object as another writer's
-object.
+conditional write. If a server ignores the condition, two writers would both commit the same version, and nobody would
+notice. So Tidemark refuses the store with an error that contains the missing capability. Some gateways drop the user
+metadata of objects. The reply to a put through a gateway without user metadata may be lost. The writer would then treat
+its own object as another writer's object.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def is_missing(uri: str) -> bool:
 
 
 def name_of(uri: str) -> str:
-    """Return the last part of a location. It is used as the name of the location's content."""
+    """Return the last part of a location. The last part is used as the name of the location's content."""
     return uri.partition("?")[0].rstrip("/").rpartition("/")[2] or uri
 
 
@@ -324,7 +324,7 @@ def probe(store: ObjectStore, key: str) -> Probe:
 def require_capable(store: ObjectStore, new_key: Callable[[], str]) -> None:
     """Raise an error unless the store has every capability.
 
-    The function probes the store once per process and URI. It uses a key that `new_key` returns.
+    The function probes the store once per process and URI. The probe uses a key that `new_key` returns.
 
     Local and memory stores are not probed, because the conformance tests cover them. Raises the errors of `probe`,
     `Unsupported`, and `InvalidInput` if there is a file at the location of a local store.

@@ -37,8 +37,8 @@ from storage_core.store.s3_location import S3Location
 #
 # Each put stores a new *write id* in the object's user metadata. After any result except a plain success, a HEAD
 # determines the outcome. If the object has our write id, the put succeeded. If the object has another write id, the put
-# is in conflict. If the object has not changed, the same put is sent again. It has the same write id, so it cannot take
-# effect twice. After an unknown outcome, nothing is ever deleted.
+# is in conflict. If the object has not changed, the same put is sent again. The repeated put has the same write id, so
+# it cannot take effect twice. After an unknown outcome, nothing is ever deleted.
 
 
 WRITE_ID = "tidemark-write-id"
@@ -118,7 +118,7 @@ class Upload(Protocol):
         ...
 
     def give_up(self) -> None:
-        """Remove the transferred bytes. Keep them if they have become the object or may still become the object."""
+        """Remove the transferred bytes. Keep bytes that have become the object or may still become the object."""
         ...
 
 

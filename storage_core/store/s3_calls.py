@@ -38,13 +38,13 @@ from storage_core.store.s3_location import Route, S3Location, Signer, route, tar
 # Detection of answers with incomplete headers. Python's `http.client` treats the end of a connection as the end of the
 # headers.
 #
-# An answer with incomplete headers lacks some headers or the end of a header. Without the write id, or with half an
+# An answer with incomplete headers lacks some headers or the end of a header. Without the write id, or with a truncated
 # ETag, our own object would look like another writer's object. So each answer must have the empty line after its
 # headers. Otherwise the connection counts as lost, and the call is tried again.
 
 
 class _Lines:
-    """A stream with the headers of an answer. It remembers the last line."""
+    """A stream with the headers of an answer. The stream remembers the last line."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -97,8 +97,9 @@ def _watching(pool: Any) -> Any:
 # take a fraction of the time.
 #
 # `S3Calls` uses either this client or boto3's client for these three calls, with the same results and the same
-# failures. The client sends one request per call. It repeats no request and follows no redirect. It refuses an answer
-# if the headers or the body end too early. It waits in Python's own sockets, so a signal ends the wait at once.
+# failures. The client sends one request per call. The client repeats no request and follows no redirect. The client
+# refuses an answer if the headers or the body end too early. The client waits in Python's own sockets, so a signal ends
+# the wait at once.
 
 
 _MOST_KEPT = 64
@@ -521,7 +522,7 @@ def _follow_no_redirect(context: dict[str, Any], **_: object) -> None:
 
 
 def new_session() -> Any:
-    """Return a new session of botocore. It looks up its own credentials, and logs no request.
+    """Return a new session of botocore. The session looks up its own credentials, and logs no request.
 
     The descriptions of an API are read once per process.
     """
@@ -536,7 +537,7 @@ def new_session() -> Any:
 
 @cache
 def _descriptions() -> Any:
-    """Return boto3's descriptions of its APIs. Parsing them takes a tenth of a second, and they never change."""
+    """Return boto3's descriptions of its APIs. The descriptions never change, and parsing takes 0.1 s."""
     from botocore.loaders import create_loader
 
     return create_loader()

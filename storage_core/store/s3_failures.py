@@ -90,7 +90,7 @@ _OF_ONE_OBJECT = frozenset({Trouble.ABSENT, Trouble.NO_UPLOAD, Trouble.PRECONDIT
 _OF_THE_STORE = frozenset(
     {Trouble.NO_BUCKET, Trouble.NO_KEYS, Trouble.NO_PROFILE, Trouble.KEYS_NOT_FETCHED, Trouble.NOT_SENT}
 )
-"""The kinds of failures that concern every object. Their messages contain no object."""
+"""The kinds of failures that concern every object. The messages of these failures contain no object."""
 
 RETRIED = frozenset({Trouble.NOT_SENT, Trouble.BUSY, Trouble.CONTENTION})
 

@@ -5,8 +5,8 @@
 | Part | In the URI | Else in the environment | Else |
 |---|---|---|---|
 | endpoint | `endpoint` | `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` | Amazon's |
-| region | `region` | `AWS_REGION`, `AWS_DEFAULT_REGION` | that of the profile, `us-east-1` |
-| path style | `path_style` | `TIDEMARK_S3_PATH_STYLE` | true with an endpoint |
+| region | `region` | `AWS_REGION`, `AWS_DEFAULT_REGION` | the region of the profile, otherwise `us-east-1` |
+| path style | `path_style` | `TIDEMARK_S3_PATH_STYLE` | true if there is an endpoint, otherwise false |
 
 Credentials are never part of a location. boto3 finds them in its usual sources. A URI with credentials is refused, and
 the message does not repeat the URI (docs/architecture/lessons.md, lesson 85).
@@ -107,8 +107,9 @@ class S3Location:
 def parse_s3_uri(uri: str, environment: Mapping[str, str]) -> S3Location:
     """Return the location of the URI, completed from the environment.
 
-    Raises `InvalidInput` for an invalid bucket or prefix, and for an unknown, repeated or empty parameter. Also raises
-    it for anything that looks like credentials. The message does not repeat the credentials or the URI.
+    Raises `InvalidInput` for an invalid bucket or prefix, and for an unknown, repeated or empty parameter. Raises
+    `InvalidInput` also for anything that looks like credentials. The message does not repeat the credentials or the
+    URI.
     """
     rest = uri.split("://", 1)[1]
     path, _, query = rest.partition("?")
@@ -199,8 +200,8 @@ def _path_style(text: str, place: str) -> bool:
     return found
 
 
-# Signatures (version 4) in the headers of S3 requests. `tests/unit/test_s3_sign.py` compares them with the signatures
-# of boto3.
+# Signatures (version 4) in the headers of S3 requests. `tests/unit/test_s3_sign.py` compares these signatures with the
+# signatures of boto3.
 
 
 UNRESERVED: Final = "-_.~"
@@ -209,7 +210,7 @@ NO_BODY: Final = hashlib.sha256(b"").hexdigest()
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The credentials that sign a request. They are never printed."""
+    """The credentials that sign a request. The credentials are never printed."""
 
     access: str = field(repr=False)
     secret: str = field(repr=False)

@@ -87,7 +87,7 @@ class WrittenRows:
 def append(
     log: TransactionLog, snapshot: Snapshot, pieces: Iterable[pa.Table], application: tuple[str, int] | None = None
 ) -> tuple[Appended, Snapshot]:
-    """Add rows to an append table in one commit. The rows are durable when this returns. Return the new version.
+    """Add rows to an append table in one commit. The rows are durable on return. Return the new version.
 
     See `write_rows` and `commit_rows`. If reading `pieces` raises an error, the append ends without a commit. The
     collector then deletes the written splits. If the work `application` is already committed, no piece is read.
@@ -136,7 +136,7 @@ def commit_rows(
 ) -> tuple[Appended, Snapshot]:
     """Add the written splits to an append table in one commit that is planned on `snapshot`.
 
-    Without rows, this commits nothing. Otherwise it makes the requests of one commit.
+    Without rows, the function commits nothing. With rows, the function makes the requests of one commit.
 
     Args:
         snapshot: must not be newer than the version of the written rows.
@@ -165,10 +165,10 @@ def commit_rows(
 
 
 def put(log: TransactionLog, snapshot: Snapshot, rows: Rows) -> Appended:
-    """Put rows into a keyed table through a region writer and flush them. The rows are durable when this returns.
+    """Put rows into a keyed table through a region writer and flush them. The rows are durable on return.
 
-    This claims the region only if there are rows and all keys are present and have a valid length. Raises the errors of
-    `open_writer`, and of the writer's `put` and `flush`.
+    The function claims the region only if there are rows and all keys are present and have a valid length. Raises the
+    errors of `open_writer`, and of the writer's `put` and `flush`.
     """
     from storage_core.data.rows.keys import require_short_keys
     from storage_core.write.region.records import require_keys

@@ -58,10 +58,11 @@ def write_quarantine_entry(store: ObjectStore, entry: Entry) -> QuarantineResult
 
 
 SHARED = "_landed"
-"""The source in the keys of objects that have entries of several landed files."""
+"""The `duckdb_view` part of the key of an object with entries of several landed files."""
 
 REWRITTEN = "_again"
-"""The source in the keys of objects that have entries of older objects. A dot and a number follow this source."""
+"""The `duckdb_view` part of the key of an object with entries of older objects. A dot and a number follow this source.
+"""
 
 _MOST_SHARED_BYTES = 16 * 2**20
 """Maximum size of an object in bytes of lines or rows. Above this size, another object begins."""
@@ -115,7 +116,7 @@ class SharedEntries:
 
 
 RECEIPTS = "_receipts"
-"""The source in the keys of receipts. A receipt contains the lines and rows that left the quarantine."""
+"""The `duckdb_view` part of the keys of receipts. A receipt contains the lines and rows that left the quarantine."""
 
 
 def is_receipt(key: str) -> bool:
@@ -210,7 +211,7 @@ def in_time(rule: LateRule | None, rows: pa.Table, arrived_ms: Arrival, *, are_r
 class LateRowFilter:
     """A filter for late rows of one input, which accepts, quarantines or drops late rows.
 
-    It runs before the rows are acknowledged.
+    The filter runs before the rows are acknowledged.
 
     `metrics` counts the late rows so far, and `keys` contains the keys of the quarantine entries. With
     `window_seconds`, each entry has only rows of one window. With `hold`, the filter writes nothing. The filter calls

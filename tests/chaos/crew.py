@@ -48,7 +48,7 @@ class _Member:
 
 @dataclass(slots=True)
 class Crew:
-    """The processes of a run, one per task. A context manager that ends all of them."""
+    """The processes of a run, one per task. As a context manager, the crew ends all its processes."""
 
     tasks: Sequence[Task]
     board: Board
@@ -86,7 +86,7 @@ class Crew:
                 self._pause(member)
 
     def finish(self) -> None:
-        """Let all processes end by themselves. Raise if one failed."""
+        """Let all processes end by themselves. Raise an error if a process failed."""
         self.board.stop()
         for member in self._members:
             member.process.join()

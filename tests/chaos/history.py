@@ -1,6 +1,6 @@
 """Convert the journals of a run into the input of the checkers.
 
-This input is the calls on each key and on the append table.
+The checkers read the calls on each key and on the append table.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Call:
 class Journal:
     """The calls of one process.
 
-    Each process has a cell on the board. It contains the time of the oldest state that the running call needs.
+    Each process has a cell on the board. The cell contains the time of the oldest state that the running call needs.
     """
 
     path: Path

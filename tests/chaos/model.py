@@ -4,7 +4,7 @@ A sequence compares the table with its model after each operation.
 
 The model of a keyed table consists of a base and the unmerged records of each region. These records are flushed,
 logged, or still held by a writer. A read at a consistency level applies the records to the base in their order. An
-append table is a multiset of rows. Both models keep the base of every version.
+append table is a multiset of rows. The models of keyed and append tables keep the base of every version.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Region:
 class KeyedModel:
     """A keyed table.
 
-    If `divided` is True, each `part` has a separate region. If `merges` is True, patches merge maps.
+    If `divided` is True, each `part` has a separate region. If `merges` is True, a patch of a map column is merged into
+    the existing map.
     """
 
     merges: bool

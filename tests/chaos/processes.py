@@ -1,7 +1,8 @@
 """The processes of a run: writers, appenders, maintainers, a collector, and readers of a keyed and an append table.
 
-Each process makes random calls one after another until the board stops it, and records them in its journal. Nothing
-here checks results. An outcome that `journal` does not allow ends the process with an error.
+Each process makes random calls one after another and records them in its journal. The process stops when the board
+contains the stop signal. Nothing here checks results. An outcome that `journal` does not allow ends the process with an
+error.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ EVENTS_SHARE = 0.3
 """The share of reads that read the append table."""
 
 PACES = {"writer": 1.5, "appender": 0.2, "maintainer": 0.5, "collector": 0.25}
-"""For each role, the maximum number of calls of a process per call of any reader."""
+"""The maximum ratio of a process's calls to the calls of all readers, by role."""
 
 LEAD = 4
 """The number of calls that a process may make before it must wait for the readers."""
@@ -192,7 +193,7 @@ def merged(table: Table) -> dict[str, int]:
 def maintain(task: Task, journal: Journal, random: Random) -> None:
     """Run maintenance steps of both tables one after another, without a lease.
 
-    Other processes run such steps concurrently.
+    Other processes run maintenance steps of these tables concurrently.
     """
     while not journal.board.stopped:
         keep_pace(task, journal)
@@ -239,7 +240,7 @@ def read(task: Task, journal: Journal, random: Random) -> None:
 class Requested:
     """The request of a read.
 
-    It consists of the level, the way to read, and the rows (all, some keys, or the rows with a tag).
+    A request consists of the level, the way to read, and the rows (all, some keys, or the rows with a tag).
     """
 
     level: str

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of an HTTP server. It causes the faults of networks and gateways.
+"""A TCP proxy in front of an HTTP server. The proxy causes the faults of networks and gateways.
 
 A connection carries one request. A seed chooses the fault of the request. The request may pass unchanged or be
 delivered twice. The request or its reply may be lost or cut. The server may also get a request late, or a second time,

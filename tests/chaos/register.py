@@ -1,15 +1,15 @@
 """Checker of the reads that request one key of a keyed table. The key must be a linearizable register.
 
 A call takes effect as a whole, at one instant between its start and its end. A call without a recorded end takes effect
-later or never. The next claim of the region settles the content of the region. After this claim was granted
-(`Write.latest`), such a call can no longer take effect. A rejected call never takes effect.
+later or never. The next claim of the region settles the content of the region. After the claim was granted
+(`Write.latest`), a call without a recorded end can no longer take effect. A rejected call never takes effect.
 
 A read shows the content of the key at one instant of its interval. At a level that promises less than `latest`, the
 interval starts before the read. The reads of one session at one level have instants in the order of these reads.
 
 The search goes through the events in time order and keeps every state of the key that explains all reads so far. This
-is the algorithm of Wing and Gong. The search delays the effect of a write until the end of a call requires it. Reads
-change nothing, so each read is placed as early as possible.
+is the algorithm of Wing and Gong. The search delays the effect of a write until the end of another call is only
+possible with this effect. Reads change nothing, so each read is placed as early as possible.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ class _Kind(IntEnum):
 class _Possible:
     """A possible explanation of the events so far.
 
-    It consists of the state of the key, the open writes that took effect, and the open reads that happened.
+    The explanation consists of the state of the key, the unfinished writes that took effect, and the unfinished reads
+    that happened.
     """
 
     state: State = None
@@ -126,7 +127,7 @@ class _Search:
     possible: set[_Possible] = field(default_factory=lambda: {_Possible()})
 
     def step(self, kind: _Kind, number: int) -> bool:
-        """Process one event. Return True if there still is an explanation."""
+        """Process one event. Return True if an explanation of all events so far remains."""
         match kind:
             case _Kind.BEGIN_WRITE:
                 self.open_writes.add(number)
@@ -155,7 +156,7 @@ class _Search:
             yield from self._until(self._with_reads(after), write=write, read=read)
 
     def _with_reads(self, way: _Possible) -> _Possible:
-        """Let each open read happen if the current state explains the read. A read never prevents another read."""
+        """Let each unfinished read happen if its result is the current state. A read never prevents another read."""
         read = set(way.read)
         for each in self.open_reads:
             before = self.before.get(each)

@@ -61,7 +61,7 @@ HOURS = 4
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 BY_PART = [{"transform": "identity", "source": "part"}]
 NEVER_MS = 3_600_000
-"""A flush period in ms that never ends during a sequence. Therefore only calls of the sequence write buffered rows."""
+"""A flush period in ms that is longer than any sequence. Therefore only calls of the sequence write buffered rows."""
 
 STEPS = 80
 SCANS = 0.25
@@ -70,7 +70,7 @@ SCANS = 0.25
 FEW = 8
 """After this many operations, SQL or a search is also checked.
 
-Both are slow, because they open DuckDB or build indexes.
+SQL and searches are slow, because they open DuckDB or build indexes.
 """
 
 MANY = 25
@@ -107,8 +107,8 @@ def run(seeds: range, folder: Path, *, keyed: bool) -> None:
 class Sequence:
     """A table in `folder` with its model. `done` contains the operations so far, to explain a failure.
 
-    `beside` is another `Table` object of the same table, and only reads use it. It was opened long ago, so its state is
-    old.
+    `beside` is another `Table` object of the same table, and only reads use it. `combine` was opened long ago, so its
+    state is old.
     """
 
     folder: Path

@@ -1,6 +1,6 @@
 """The store never accepts a truncated reply of an S3 server.
 
-This includes a reply with a truncated head, which no library detects.
+The tests include a reply with a truncated head, which no library detects.
 """
 
 from __future__ import annotations

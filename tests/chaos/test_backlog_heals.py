@@ -1,11 +1,11 @@
 """A real daemon compacts a backlog of windows.
 
-It starts with the most urgent windows, and always stays within its budgets.
+The daemon starts with the most urgent windows, and always stays within its budgets.
 
 Rows continue to arrive. The test kills the daemon several times. Between two kills, the daemon always does the same
 share of the pending work. By default there are two tables with a few windows. With SCALE=32 there are fifty tables with
-a week of hours each, and ten kills. The jobs of each run are then processes. The hour of the budgets is shorter than 60
-minutes.
+a week of hours each, and ten kills. The jobs of each run are then processes. The hourly budgets apply to a period that
+is shorter than 60 minutes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ schedule: {{checkpoint: "0 0 1 1 *"}}
 
 
 class Backlog:
-    """Tables with pending work in all windows, the rows of the tables, and budgets.
+    """Tables with pending work in all windows, stored with the rows of the tables and the budgets.
 
     The pending work takes hours within these budgets.
     """
@@ -216,7 +216,8 @@ def _assert_within_budgets(records: list[RunRecord], backlog: Backlog, at: float
 def _bytes_read(instance: DagsterInstance, record: RunRecord) -> dict[str, int]:
     """Return for each table the bytes that the jobs of a run read.
 
-    Each event reports a value for a table. The largest value covers the whole job of the table.
+    Each event reports a value for a table. The largest value is the number of bytes that the whole job of the table
+    read.
     """
     kinds = {DagsterEventType.ASSET_MATERIALIZATION, DagsterEventType.ASSET_OBSERVATION}
     found = dict[str, int]()

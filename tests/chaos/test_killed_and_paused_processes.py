@@ -1,9 +1,9 @@
-"""Real processes write, append, maintain, collect and read two tables. They are killed and paused at random times.
+"""Processes write, append, maintain, collect and read two tables, and are killed and paused at random times.
 
 The tests run on disk, and on a real S3 API server behind a proxy that loses, cuts, doubles and delays requests. Models
 that share no code with the library check every read (`register`, `rows_kept`). In the end, `fsck` finds no damage. A
 run has a fixed number of kills and pauses. A soak multiplies this number by `TIDEMARK_SCALE`. `TIDEMARK_SEED` repeats
-its random choices.
+the random choices of a run.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def create_tables(items: str, events: str) -> None:
 
 
 def look_last(uris: tuple[str, ...], folder: Path, board: Board, horizon_ms: int) -> None:
-    """Read everything after all processes ended, and again after merges and collections. Check the bytes both times."""
+    """Read all rows and check all bytes after all processes ended, and again after merges and collections."""
     quiet = Journal(folder / "last-0.journal", board, OF_TEST)
     look_once(uris, quiet, "quiet")
     items, events = (Table.open(uri) for uri in uris)

@@ -1,10 +1,10 @@
 """The whole product survives many failures without help: no row is lost, and in the end all checks pass.
 
 Programs land files, write a keyed table and append to a raw log. `tidemark ui`, with all schedules and sensors on,
-maintains four tables. Its processes and the processes of its runs are killed in turn. A trial runs for 75 seconds with
-kills, and then until the system is quiet. It uses shorter intervals than the product.
+maintains four tables. The processes of `tidemark ui` and the processes of its runs are killed in turn. A trial runs for
+75 seconds with kills, and then until the system is quiet. A trial uses shorter intervals than the product.
 
-In a soak (`TIDEMARK_SCALE` above 1), the trial lasts an hour with the intervals of the product. It then also checks the
+In a soak (`TIDEMARK_SCALE` above 1), the trial lasts an hour with the intervals of the product. A soak also checks the
 time until rows are visible.
 """
 
@@ -46,8 +46,8 @@ MOST_TICKS = 60
 SOON_RUNS, SOON_SECONDS = 12, 120
 """Limits for the median landed file.
 
-The limits are the numbers of runs and of seconds until the rows of this file are visible. Only a soak checks the
-seconds.
+The limits are the numbers of runs and of seconds until the rows of this file are visible. Only a soak (a run with
+`TIDEMARK_SCALE` above 1) checks the limit in seconds.
 """
 BY_TIME = {"checkpoint", "expire", "publish"}
 """Steps that stay pending until their cron schedule starts them."""

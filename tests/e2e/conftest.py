@@ -80,16 +80,16 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def story(tmp_path_factory: pytest.TempPathFactory, spark: Spark) -> Story:
-    """Return the access log after all jobs. It lands in pieces. The last piece is late and has lines of every hour.
+    """Return the access log, which lands in pieces, after all jobs. The last piece is late, with lines of every hour.
 
     Jobs run between the pieces.
 
     | step | content of the table and its indexes |
     |---|---|
-    | landed | all but the late lines, no segment |
-    | compacted | the same as one sorted run per window, no segment |
-    | indexed | the same, and every split has its segments |
-    | late | all lines, the late lines in splits without segments |
+    | landed | all lines except the late lines, and no index segments |
+    | compacted | all lines except the late lines, in one sorted run per window, and no index segments |
+    | indexed | the same lines as after `compacted`, and every split has its index segments |
+    | late | all lines, and the splits with late lines have no index segments |
     | half | as before, the windows of the first two days compacted |
     | whole | every window compacted, no split has a segment |
     | caught_up | every split has its segments |

@@ -115,8 +115,8 @@ def test_a_report_counts_every_put_and_every_byte_of_all_tasks(story: Story) -> 
         results = {key: size for key, size in files.items() if key.startswith(prefix)}
         made = [key for key in files if not key.startswith("_locks/")]
         assert report.status == "committed"
-        # Apart from leases, no object is replaced. Each PUT therefore made one file: a result, a version, or the
-        # quarantine.
+        # Apart from leases, no object is replaced. Each PUT outside of `_locks/` therefore made one file. The file is a
+        # result, a version, or the quarantine.
         beats = leases[name] * int(report.seconds * 1000 // INTERVAL_MS)  # a slow run renews its leases
         assert 0 <= report.requests["put"] - len(made) - leases[name] <= beats, name
         assert (metrics.splits_out, metrics.bytes_out) == (len(results), sum(results.values())), name

@@ -1,4 +1,4 @@
-"""The benchmarks start, and print the output that `make bench` reads. These tests do not check their speed."""
+"""The benchmarks start, and print the output that `make bench` reads. No test checks the speed of a benchmark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIELDS = {"name", "value", "unit", "against", "ratio", "aim", "holds"}
 
 
 def _metrics(name: str) -> list[dict[str, Any]]:
-    """Run the small form of a benchmark. Return its metrics, each with all fields and a unique name."""
+    """Return the metrics of a benchmark in its small form. Each metric has all fields and a unique name."""
     command = [sys.executable, "-m", f"benchmarks.{name}", "--small", "--json"]
     finished = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
     assert finished.returncode == 0, finished.stderr

@@ -116,7 +116,7 @@ DAYS, LATE = 5, 7
 def visits(tmp_path: Path, spark: Spark) -> Table:
     """Return a table with days of ingested and appended windows.
 
-    The first windows are compacted and then indexed. The later rows are neither.
+    The first windows are compacted and then indexed. The later rows are neither compacted nor indexed.
     """
     declaration, landing = tmp_path / "visits.yaml", tmp_path / "landing"
     declaration.write_text(VISITS.format(here=tmp_path), encoding="utf-8")

@@ -97,7 +97,7 @@ def events(tmp_path: Path) -> Table:
 
 @pytest.fixture
 def cut(events: Table) -> tuple[str, int]:
-    """Cut a split of the second window in half. Return its key and the start of its window."""
+    """Cut a split of the second window in half. Return the key of the split and the start of the window."""
     window = int(START.timestamp()) + 3600
     key = next(path for path, add in events.snapshot.splits.items() if add.windowStart == window)
     path = Path(events.uri.removeprefix("file://")) / key

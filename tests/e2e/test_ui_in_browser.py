@@ -1,6 +1,7 @@
 """Dagster's UI as a user sees and clicks it: real services, a real browser, plots, the report, and a backfill.
 
-The backfill has two days of 15-minute windows. `TIDEMARK_SCALE=15` makes it thirty days, 2,880 windows.
+The backfill has two days of 15-minute windows. `TIDEMARK_SCALE=15` makes the backfill thirty days long, with 2,880
+windows.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ sort_schema: value|timestamp/V2
 partitions: {{start: {start:%Y-%m-%dT%H:%M}}}
 """
 
-# A program in place of Java. It counts the starts of Spark's Java. While the file `silent` exists, it waits.
+# A program in place of Java. The program counts the starts of Spark's Java. While the file `silent` exists, the program
+# waits.
 JAVA = """#!/bin/sh
 case "$*" in *org.apache.spark.launcher.Main*) ;; *) echo started >> '{here}/javas' ;; esac
 while [ -e '{here}/silent' ]; do touch '{here}/begun'; sleep 0.2; silent=1; done
@@ -84,7 +86,7 @@ class Site:
     folder: Path
     url: str
     midnight: dt.datetime
-    """Midnight of the current day. The windows of `ticks` begin `DAYS` days before."""
+    """Midnight of the current day. The windows of `ticks` begin `DAYS` days before this midnight."""
 
     def range(self) -> str:
         """Return the windows of all whole days, as a user types them."""
@@ -148,7 +150,7 @@ def _rows(midnight: dt.datetime) -> list[tuple[int, dt.datetime]]:
 
 
 def _full_windows(midnight: dt.datetime) -> list[dt.datetime]:
-    """Return eight windows before midnight. They are always among the newest 120 windows, which Dagster plots."""
+    """Return eight windows before midnight. Dagster always plots these eight windows among the newest 120."""
     return [midnight - dt.timedelta(hours=4) + dt.timedelta(minutes=15 * n) for n in range(8)]
 
 
@@ -204,7 +206,7 @@ def test_the_ui_shows_the_asset_graph_a_materialization_with_its_metrics_its_che
     page.goto(f"{site.url}/locations/tidemark/asset-groups/access_log/lineage")
     for name in ("ingested", "compacted", "checkpointed", "index_text", "index_status", "collected"):
         expect(page.get_by_text(name, exact=True).first).to_be_visible()
-    page.wait_for_timeout(1_500)  # the graph moves into place
+    page.wait_for_timeout(1_500)  # wait until the animation of the graph has ended
     picture(page, tmp_path, "asset-graph")
 
     page.goto(f"{site.url}/assets/access_log/compacted?view=partitions&partition={WINDOW}")
@@ -297,7 +299,7 @@ def plots(site: Site, page: Page, folder: Path) -> None:
     plot = page.locator("xpath=//*[text()='rows_out']/following::canvas[1]")
     expect(plot).to_be_visible()
     page.get_by_text("bytes_in", exact=True).evaluate("title => title.scrollIntoView()")
-    page.wait_for_timeout(1_500)  # the line is drawn
+    page.wait_for_timeout(1_500)  # wait until the chart shows its line
     shown = {
         each["partition"]: {entry["label"]: entry.get("intValue") for entry in each["metadataEntries"]}
         for each in answers[-1]["data"]["assetNodeOrError"]["latestMaterializationByPartition"]

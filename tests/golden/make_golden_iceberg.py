@@ -15,7 +15,7 @@ from tests.support.changed_rows import created, opened, row
 
 MIRRORS = FOLDER / "mirrors"
 NAME = "golden"
-"""The URI of the store. The locations in the mirror begin with it."""
+"""The URI of the store. The locations in the mirror begin with this URI."""
 
 
 def main(name: str) -> None:

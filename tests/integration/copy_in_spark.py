@@ -2,7 +2,8 @@
 
     python -m tests.integration.copy_in_spark MASTER SOURCE COPY [CHECKPOINT]
 
-MASTER is the master of a cluster, or the address of a Spark Connect server. With CHECKPOINT the copy is a stream.
+MASTER is the master of a cluster, or the address of a Spark Connect server. With CHECKPOINT, a streaming query writes
+the copy.
 """
 
 from __future__ import annotations

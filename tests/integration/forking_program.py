@@ -104,7 +104,7 @@ def before_the_first_put(uri: str, _: Path) -> dict[str, Any]:
 
 
 def with_rows_pending(uri: str, _: Path) -> dict[str, Any]:
-    """Fork while pending rows exist that no call waits for. Only the parent has the thread that writes these rows."""
+    """Fork with pending rows for which no call waits. Only the parent has the thread that writes these rows."""
     writer = Table.open(uri).writer(options=WriterOptions(linger_ms=LONG_MS))
     writer.put(row("pending"), durable=False)
 
@@ -271,7 +271,7 @@ def lease(uri: str, _: Path) -> dict[str, Any]:
 
     def child(report: Report) -> None:
         use(report, held)
-        report.call(held.release)  # this ends the thread of the lease without a release and without a message
+        report.call(held.release)  # `release` ends the thread of the lease, but releases no lease and sends no message
         beat.__exit__(None, None, None)
 
     def parent(report: Report) -> None:

@@ -362,7 +362,7 @@ def test_a_tick_looks_at_so_many_tables_and_the_next_one_goes_on(monkeypatch: py
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeclaredTables:
-    """Make a folder with a table that misses its freshness. Make this folder the working directory."""
+    """Make a folder with a table that is less fresh than declared. Make this folder the working directory."""
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "clicks.yaml").write_text("name: clicks\nuri: clicks\ncolumns: {n: long}\nfreshness: 1m\n")
     monkeypatch.chdir(tmp_path)

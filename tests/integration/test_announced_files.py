@@ -357,7 +357,7 @@ def test_a_run_that_stops_at_any_request_adds_each_row_once(
 
 
 def stopped_at(server: S3Server, folder: Path, number: int | None, *, applied: bool = False) -> int:
-    """Stop a run at this request and at all later requests. Then send its messages again, and check the rows."""
+    """Stop a run at this request and at all later requests. Then send the messages again, and check the rows."""
     folder.mkdir()
     place = AnnouncedPlace(server, folder, table_uri=server.uri(f"tables/{folder.name}-{folder.parent.name}"))
     place.ingest()

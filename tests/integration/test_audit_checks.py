@@ -1,6 +1,6 @@
 """Dagster asset checks of the invariants.
 
-They check the last compaction after each run, and the whole table on demand.
+The checks cover the last compaction after each run, and the whole table on demand.
 """
 
 from __future__ import annotations

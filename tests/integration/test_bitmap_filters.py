@@ -53,8 +53,8 @@ def uri(request: pytest.FixtureRequest) -> str:
 def batch(split: int) -> pa.Table:
     """Return the rows of one split.
 
-    In the third split, two rows have the rare host. They are in the second and in the fifth row group. In the fourth
-    split one row has no host.
+    In the third split, two rows have the rare host. The rows with the rare host are in the second and in the fifth row
+    group. In the fourth split one row has no host.
     """
     random = np.random.default_rng(split)
     hosts = np.array([f"host {each}" for each in range(50)], object)[random.integers(0, 50, ROWS)]

@@ -77,7 +77,7 @@ primary_key: id
 OURS_FOR_HELP = 54
 """The number of Tidemark modules that the help may load.
 
-They are the commands, their shared options, and the list of steps.
+The help loads the modules of the commands, of their shared options, and of the list of steps.
 """
 ROWS: list[dict[str, object]] = [
     {"time": "2015-05-17T10:05:03Z", "status": 200, "path": "/home page", "price": "1.50", "load": 0.25},
@@ -1194,7 +1194,7 @@ def test_ui_that_is_interrupted_as_it_starts_ends_without_a_traceback(place: Pat
         while "code" not in _parts(process.pid):
             assert process.poll() is None
             time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        os.killpg(process.pid, signal.SIGINT)  # send the signal to the whole group, as a terminal does
         out, err = process.communicate()
     assert process.returncode == 0
     assert "Traceback" not in out + err

@@ -459,7 +459,7 @@ def test_a_dry_run_of_ingest_plans_no_file_whose_rows_a_copy_of_the_table_has(tm
         *(["--deep"] if made == "deep clone" else []),
     ]
     assert main(into) == 0
-    for landed in (tmp_path / "landing").iterdir():  # as after a copy of the folder
+    for landed in (tmp_path / "landing").iterdir():  # change the file times, as a copy of the folder does
         landed.touch()
     planned = Ingest(table_uri=f"{tmp_path}/copy", declaration=str(declared), dry_run=True)
     assert run(planned, Spark()).status == "nothing_to_do"

@@ -48,7 +48,7 @@ Act = Callable[[], object]
 
 
 class CommittedMeanwhile(Spark):
-    """A launcher that uses the running session. It runs another operation between the tasks and the commit."""
+    """A launcher that uses the running session, and runs another operation between the tasks and the commit."""
 
     def __init__(self, act: Act) -> None:
         super().__init__(MASTER)

@@ -58,7 +58,7 @@ INVISIBLE: Mapping[tuple[str, Damage], str] = {
     ("merged generation", Damage.MISSING): NOT_NEEDED,
     ("older region manifest", Damage.MISSING): NOT_NEEDED,
 }
-# The flipped bit decides whether a check finds this damage. A flip that no check finds has no effect.
+# The flipped bit decides whether a check finds this damage. A flipped bit that no check finds has no effect.
 SOMETIMES_INVISIBLE: Mapping[tuple[str, Damage], str] = {
     (name, Damage.BIT_FLIP): NO_CHECKSUM
     for name in ("last_checkpoint", "region_hint", "tags", "gc_candidates", "gc_boundary")
@@ -68,7 +68,7 @@ UNSEEN_ANSWERS: Mapping[tuple[str, Damage], frozenset[str]] = {
     ("newest version", Damage.MISSING): frozenset({"scan", "search"}),
     ("last WAL entry", Damage.MISSING): frozenset({"latest", "get"}),
 }
-# Typed errors that cannot name the object, because readers cannot notice that it is missing.
+# Typed errors that do not contain the key of the missing object, because readers cannot know that the object existed.
 UNNAMED: Mapping[tuple[str, Damage], frozenset[str]] = {
     ("tags", Damage.MISSING): frozenset({"tag"}),
 }
@@ -76,8 +76,8 @@ UNNAMED: Mapping[tuple[str, Damage], frozenset[str]] = {
 UNRECOVERABLE: Mapping[str, frozenset[str]] = {
     "live split": frozenset({"scan", "latest", "search", "search latest", "get"}),
     "split of older versions": frozenset({"older", "tag"}),
-    "vector": frozenset({"scan", "latest"}),  # nothing else records which rows of its split are live
-    "newest version": frozenset({"scan", "search"}),  # the merge repeats its work later
+    "vector": frozenset({"scan", "latest"}),  # no other object records the live rows of the split
+    "newest version": frozenset({"scan", "search"}),  # a later merge repeats the lost merge
     "unmerged WAL entry": frozenset({"latest", "search latest"}),
     "tail WAL entry": frozenset({"latest"}),
     "last WAL entry": frozenset({"latest", "get"}),
@@ -85,7 +85,7 @@ UNRECOVERABLE: Mapping[str, frozenset[str]] = {
 }
 
 
-# A check finds only some flips of these kinds, so flips are tried until both results occur.
+# Checks find only some flipped bits in these objects. The test tries seeds until one bit is found and another is not.
 SEEDS = range(1, 20)
 
 
@@ -163,7 +163,7 @@ def _numbers(parsed: list[ParsedKey]) -> dict[int, str]:
 def _partner(key: str) -> str | None:
     """Return another object of the same kind with other bytes.
 
-    For a generation, return the same file of another generation.
+    For a file of a generation, return the file with the same name in another generation.
     """
     own = parse(key)
     assert own is not None

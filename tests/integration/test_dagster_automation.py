@@ -1,7 +1,7 @@
 """One switch per table for the sensor and the schedules.
 
-The switch selects the tables that the sensor and the schedules maintain. It also decides whether the sensor and the
-schedules are on by default.
+The switch selects the tables that the sensor and the schedules maintain. The switch also decides whether the sensor and
+the schedules are on by default.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ def wait_for(found: Callable[[], T | None]) -> T:
 
 
 def worker(folder: Path, number: int) -> psutil.Process | None:
-    """Return the process of the run with this number in the order of their starts."""
+    """Return the process of the run with this number. Runs are numbered from 0 in the order of their start times."""
     began = [each.read_text() for each in sorted(folder.glob("began-*"), key=lambda each: each.stat().st_mtime)]
     return psutil.Process(int(began[number])) if len(began) > number and began[number] else None
 
@@ -213,7 +213,7 @@ def test_a_run_whose_database_or_daemon_is_killed_ends_well_or_is_tried_again_an
             process = wait_for(lambda: worker(place, 0))
             postgres.kill()
             go.touch()
-            process.wait()  # its exit code is not available
+            process.wait()  # the exit code of the process is not available
             go.unlink()
             postgres.start()
             process = wait_for(lambda: worker(place, 1))  # the first run's slot in the pool is free

@@ -1,6 +1,6 @@
 """The test covers the definitions that Dagster loads, and the runs that the state of storage requests.
 
-It runs no job.
+The test runs no job.
 """
 
 from __future__ import annotations
@@ -352,7 +352,7 @@ def test_an_index_that_the_table_does_not_have_yet_is_asked_for(checkout: Path) 
     assert found is not None
     assert found.indexes == (other,)
     assert f"{other} is new" in found.reason
-    Table.declare(declaration)  # the run does this first
+    Table.declare(declaration)  # the run also begins with this declaration
     assert due("catch_up", declaration) is None
 
 

@@ -24,7 +24,7 @@ COLUMNS = "columns: {n: long}\n"
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Declare the tables `events` and `copies`. The rows of `copies` land from the published `events`."""
+    """Declare the tables `events` and `copies`. The rows of `copies` are ingested from the published table `events`."""
     (tmp_path / "tables").mkdir()
     events = f"name: events\nuri: {tmp_path}/events\n{COLUMNS}publish: delta\n"
     copies = f"name: copies\nuri: {tmp_path}/copies\n{COLUMNS}landing: {{uri: {tmp_path}/events, format: delta}}\n"

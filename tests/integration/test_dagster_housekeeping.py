@@ -114,7 +114,7 @@ def test_the_runs_of_a_killed_process_are_ended_and_no_others(instance: DagsterI
         return instance.add_run(run).run_id
 
     lost, alive, elsewhere = started({PROCESS: dead}), started({PROCESS: holder_of(None)}), started({})
-    retry = started({PROCESS: dead}, parent=lost)  # with the tags of the run that it retries
+    retry = started({PROCESS: dead}, parent=lost)  # the retry has the tags of the run that is retried
     repository = Definitions.merge(build_housekeeping(Automation())).get_repository_def()
     sensor = repository.get_sensor_def(DEAD_RUNS)
 

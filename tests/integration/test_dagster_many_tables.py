@@ -122,7 +122,7 @@ def test_five_hundred_tables_have_as_few_jobs_schedules_and_sensors_as_one(tmp_p
     names = [name for name in repository.job_names if not name.startswith("__")]
     assert len(repository.asset_graph.get_all_asset_keys()) > 4 * TABLES
     assert (len(names), len(repository.schedule_defs), len(repository.sensor_defs)) == (11, 3, 2)
-    compacted = repository.get_job("compact").asset_layer.executable_asset_keys  # the two have different partitions
+    compacted = repository.get_job("compact").asset_layer.executable_asset_keys  # each kind of table has its partitions
     assert len(set(compacted)) == TABLES
 
 
@@ -138,7 +138,7 @@ def test_an_idle_table_costs_one_request_a_look_and_what_is_new_is_seen_within_t
     for _ in range(4):
         requests.clear()
         assert ticks.tick() == []
-        # On a local disk, two more probes find that a table does not exist. They list no folder of a log.
+        # On a local disk, two more probes find that a table does not exist. The probes list no folder of a log.
         assert sum(requests.values()) <= len(tables) + 2 * absent
     landed = next(each for each in tables if each.landing)
     land_line(landed)

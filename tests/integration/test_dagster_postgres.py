@@ -1,4 +1,4 @@
-"""The settings of a Dagster instance whose history is in PostgreSQL. Other tests check its behaviour."""
+"""The settings of a Dagster instance whose history is in PostgreSQL. Other tests check such instances."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_move_from_files_to_postgresql_is_announced_once(
 
 
 def test_a_first_home_in_postgresql_is_not_announced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    home(tmp_path, {})  # no run was kept there, as in a new container
+    home(tmp_path, {})  # the home has no run history yet, as in a new container
     home(tmp_path, SECRET)
     assert caplog.records == []
 

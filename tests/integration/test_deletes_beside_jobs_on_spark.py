@@ -39,7 +39,7 @@ indexes: [{{name: by_kind, kind: bitmap, columns: [kind]}}]
 
 
 class Meanwhile(Spark):
-    """A launcher that uses the running session. It runs an operation once between the tasks and the rest of the job."""
+    """A launcher that uses the running session, and runs an operation once between tasks and the rest of the job."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         super().__init__(MASTER)

@@ -191,7 +191,7 @@ def looked_up(table: Table, waves: Waves, key: int) -> tuple[object, list[tuple[
 def test_a_lookup_waits_five_times_for_a_row_of_the_base_and_less_for_a_newer_one(keyed: str, generations: int) -> None:
     if generations:
         flush_newer(keyed)
-    head = 7  # hint, manifest and its missing successor, two of the log, the next version, the boundary
+    head = 7  # reads: hint, two manifests (one missing), two log entries, next version, boundary
     table, waves = opened(keyed)
     value, requests = looked_up(table, waves, 2)
     assert value is not None
@@ -202,9 +202,9 @@ def test_a_lookup_waits_five_times_for_a_row_of_the_base_and_less_for_a_newer_on
     assert (len(requests), waves.number) == (head + 2, WAVES - 1)
     if generations:
         table, waves = opened(keyed)
-        value, requests = looked_up(table, waves, 180)  # the last row but one of its generation
+        value, requests = looked_up(table, waves, 180)  # the second-to-last row of a generation
         assert value == 180 + 9
-        assert (len(requests), waves.number) == (head + 2, WAVES - 1)  # the key index, and the entry
+        assert (len(requests), waves.number) == (head + 2, WAVES - 1)  # two more reads: the key index and the WAL entry
         table, waves = opened(keyed)
         assert looked_up(table, waves, 0)[0] == GENERATIONS - 1
         assert (len(waves.requests), waves.number) == (head + 2, WAVES - 1)
@@ -283,7 +283,7 @@ def test_a_lookup_of_a_table_that_older_releases_wrote_waits_for_manifests_and_f
 
 
 def test_reads_side_by_side_are_one_wave_whichever_ends_first(lines: tuple[Table, Waves]) -> None:
-    """This tests the recorder.
+    """Test the recorder of requests.
 
     A thread may also make requests for other work. These requests do not count as round trips of this work.
     """

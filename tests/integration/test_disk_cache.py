@@ -110,7 +110,7 @@ def cache_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[s
 def test_the_next_process_opens_a_table_without_its_manifests(
     uri: str, s3_server: S3Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No checksum of the state and of the versions after it is stored elsewhere. So the process requests both."""
+    """The process requests the state and the later versions, because no other object has their checksums."""
     table = Table.open(uri)
     table.log.checkpoint(table.snapshot)
     table.append(pa.table({name: [1] for name in "abc"}))

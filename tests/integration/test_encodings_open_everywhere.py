@@ -51,7 +51,7 @@ def _encoded() -> tuple[pa.Table, dict[str, Encoding]]:
             name = f"c{index}_{encoding.lower()}"
             columns[name], encodings[name] = values, encoding
     vectors = [None if row % 7 == 0 else [row / 8, -row, 0.1] for row in range(ROWS)]
-    columns["vector"] = pa.array(vectors, pa.list_(pa.float32(), 3))  # its encoding is fixed
+    columns["vector"] = pa.array(vectors, pa.list_(pa.float32(), 3))  # embeddings have a fixed encoding
     return pa.table(columns), encodings
 
 

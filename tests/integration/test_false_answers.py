@@ -1,4 +1,4 @@
-"""Commands and calls report it if they have nothing to work on. A mistyped location is never a clean result."""
+"""Commands and calls report that there is nothing to work on. A mistyped location never leads to success."""
 
 from __future__ import annotations
 

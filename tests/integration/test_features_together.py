@@ -48,7 +48,7 @@ def given(first: int, last: int) -> list[dict[str, Any]]:
 def partitioned(uri: Path | str) -> tm.Table:
     """Make a table of two windows in eight partitions, compacted and indexed, with later splits.
 
-    Both the compacted and the later splits have deleted rows.
+    The compacted splits and the later splits have deleted rows.
     """
     table = tm.Table.create(
         str(uri),

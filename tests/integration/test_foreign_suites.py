@@ -1,4 +1,4 @@
-"""Files of other projects land with the rows and rejections of a second reader, or with an explained difference.
+"""Files of other projects give the same rows and rejections as a second reader, except for explained differences.
 
 `python -m tests.support.landed_suites` prints the counts and the differences.
 """
@@ -71,10 +71,10 @@ EXPLAINED: Mapping[str, Mapping[str, Sequence[str]]] = {
         "document": ("data/parsing/n_single_space.json", "data/parsing/n_structure_UTF8_BOM_no_data.json"),
         "lines": ("data/parsing/n_structure_UTF8_BOM_no_data.json",),
     },
-    "A JSON file may have several values, one after the other. Two empty arrays have no record.": {
+    "A JSON file may have several values, one after the other. A file with two empty arrays contains no record.": {
         "document": ("data/parsing/n_structure_double_array.json",),
     },
-    "An empty file does not land. Its writer may still be writing.": {
+    "An empty file does not land. The writer of the file may still be writing.": {
         "document": ("data/parsing/n_structure_no_data.json",),
         "lines": ("data/parsing/n_structure_no_data.json",),
     },
@@ -152,7 +152,7 @@ EXPLAINED: Mapping[str, Mapping[str, Sequence[str]]] = {
         "avro": ("tests/avro-files/recursive.avro",),
     },
 }
-"""The reason of each difference from a second reader: the ways and files in which the difference occurs."""
+"""The ways and files in which a difference from a second reader occurs, by the reason of the difference."""
 
 REASONS: Sequence[str] = (
     "the line is not valid JSON",

@@ -114,7 +114,7 @@ def _in_renamed_columns() -> Forgetful:
 
 
 def _retained(made: Forgetful, where: str = WHERE) -> None:
-    """Advance the clock past retention and horizon, and collect. Repeat this until a collection removes nothing."""
+    """Advance the clock past retention and horizon and collect, repeatedly, until a collection removes nothing."""
     for _ in range(6):
         made.clock.now += RETENTION_MS + HORIZON_MS
         made.collect()

@@ -64,7 +64,8 @@ def test_an_old_table_opens_and_answers_as_it_did(name: str) -> None:
     for key, data in _objects(name).items():
         store.put(key, data, Overwrite())
     found = json.loads(json.dumps(answers(store, clock, expected["older"])))
-    # Newer queries need answers too, because otherwise the dump fails. Their original answers were never recorded.
+    # Queries that are newer than the golden table must also have an answer, because otherwise `json.dumps` fails. The
+    # original answers of newer queries were never recorded.
     assert {question: found[question] for question in expected["answers"]} == expected["answers"]
 
 

@@ -30,8 +30,8 @@ FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LANGUAGES = {"sh", "python", "text"}
 
-# Reads blocks as lines of JSON, runs each block in the same namespace, and reports the end of each block. This is
-# `python` without its prompts.
+# Reads blocks as lines of JSON, runs each block in the same namespace, and reports the end of each block. The session
+# is like interactive `python`, but prints no prompts.
 SESSION = """
 import json, sys
 names = {"__name__": "__main__"}

@@ -1,8 +1,8 @@
 """Each kind of forged bytes (lengths of 10 GB, false footers, bombs) causes a typed error, in bounded memory.
 
 Separate tests cover the JSON of version files and the Avro states. The formats here are Parquet, WAL entries, bundles,
-generations, filters, region manifests, and the small JSON objects. One process reads all of them. The test measures the
-peak memory of that process. This includes memory that Python does not count.
+generations, filters, region manifests, and the small JSON objects. One process reads the objects of all formats. The
+test measures the peak memory of that process. The measured memory includes memory that Python does not count.
 """
 
 from __future__ import annotations

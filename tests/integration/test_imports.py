@@ -71,7 +71,7 @@ def test_of_two_imports_that_both_find_no_table_the_later_one_finds_the_rows_in(
     table = str(tmp_path / "t")
 
     def make(schema: pa.Schema, _: object) -> Snapshot:
-        tm.Table.import_from(table, tmp_path / "lake")  # another process does this meanwhile
+        tm.Table.import_from(table, tmp_path / "lake")  # another process imports the table meanwhile
         return tm.Table.create(table, schema).snapshot
 
     done = import_rows(TransactionLog(open_store(table)), source_of(tmp_path / "lake", name=None, version=None), make)
@@ -424,7 +424,7 @@ def delta_of(
 ) -> Path:
     """Turn a folder with a Parquet file into a Delta table with these columns and reader features.
 
-    If `escaped`, the text of its log is ASCII.
+    If `escaped`, the text of the Delta log is ASCII.
     """
     (place / "_delta_log").mkdir()
     schema = [{"name": name, "type": type_, "nullable": True, "metadata": {}} for name, type_ in fields.items()]

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.dagster
 RANGE = ("--table", "ticks", "--from", "2015-05-01T02:00", "--to", "2015-05-01T08:00", "--chunk", "2h", "--json")
 HOURS = [f"2015-05-01T{hour:02}:00" for hour in range(8)]
 
-# A stand-in for Java that records its start, which is after the job took its lease, and never answers.
+# A stand-in for Java that records its start and then never answers. The job takes its lease before this start.
 SILENT_JAVA = """#!/bin/sh
 touch '{begun}'
 exec sleep 300 > /dev/null 2>&1
@@ -81,7 +81,7 @@ def begun(checkout: Path, command: tuple[str, ...]) -> Iterator[subprocess.Popen
             time.sleep(0.05)
         yield process
     finally:
-        with suppress(ProcessLookupError):  # kill it with its children, because nothing else ends the sleep
+        with suppress(ProcessLookupError):  # kill the process and its children, because nothing else ends `sleep`
             os.killpg(process.pid, signal.SIGKILL)
 
 
@@ -119,7 +119,7 @@ def test_a_job_lets_go_of_its_lease_however_many_signals_follow_the_first(
     with begun(checkout, JOB) as process:
         process.send_signal(first)
         while process.poll() is None:
-            time.sleep(0.001)  # a release takes longer than this
+            time.sleep(0.001)  # a release of the lease takes longer than this sleep
             process.send_signal(signal.SIGINT)
     out, err = process.communicate()
 

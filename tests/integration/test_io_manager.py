@@ -70,7 +70,7 @@ def at(day: int, hour: int = 0) -> dt.datetime:
 
 
 def rows(*numbers: int, day: int = 1, country: str = "at") -> pa.Table:
-    """Return one row per number, an hour apart."""
+    """Return one row per number. The number modulo 24 is the hour of the row."""
     return pa.table(
         {
             "at": pa.array([at(day, number % 24) for number in numbers], pa.timestamp("us", "UTC")),
@@ -122,7 +122,7 @@ def metadata(result: ExecuteInProcessResult, name: str) -> dict[str, Any]:
 
 
 def events(value: object, **given: Any) -> AssetsDefinition:
-    """Return the asset `events`. Its value is `value`, or the value computed for the partition of the run."""
+    """Return the asset `events`. The asset's value is `value`, or the value computed for the partition of the run."""
     settings: dict[str, Any] = {"name": "events", "metadata": {"tidemark/create": BY_TIME}, **given}
 
     def stored(context):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  # of no type that Dagster would check
@@ -478,8 +478,8 @@ def test_a_store_that_was_killed_after_its_commit_is_retried_and_writes_once(
     assert [each.operation for each in appended] == ["APPEND", "CREATE TABLE"]
 
 
-# A program that appends rows. It is killed after the commit, before it reports to Dagster. A run that retries another
-# run is not killed.
+# A program that appends rows. The program is killed after the commit, before it reports to Dagster. A run that retries
+# another run is not killed.
 APPENDING = """
 import os, signal, sys
 import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Guarantees of a job as a process. For example, it reports every failure.
+"""Guarantees of a job as a process. For example, a job reports every failure.
 
 A dry run changes nothing.
 """
@@ -127,7 +127,7 @@ def test_the_log_of_a_run_says_how_far_its_job_is_until_it_has_reported(
 
 
 def in_a_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make processes of the test look like processes of a Dagster run. Return the file that receives their messages."""
+    """Make processes of the test look like processes of a Dagster run. Return the file with the sent messages."""
     context: dict[str, object] = {**dict.fromkeys(_ABSENT), "run_id": "1", "retry_number": 0, "extras": {}}
     (folder / "context").write_text(json.dumps(context))
     monkeypatch.setenv(DAGSTER_PIPES_CONTEXT_ENV_VAR, encode_param({"path": str(folder / "context")}))

@@ -104,7 +104,7 @@ def check_base(table: KeyedTable, expected: Seats) -> None:
 class Watch:
     """A concurrent reader at `latest`.
 
-    It checks that no key gets an older value again, and that no deleted key comes back.
+    The reader checks that no key gets an older value again, and that no deleted key comes back.
     """
 
     def __init__(self, uri: str) -> None:
@@ -158,7 +158,7 @@ def settled(known: Seats, done: list[list[object]], under_way: list[object] | No
 
 
 def outcomes(known: Seats, called: list[object]) -> list[Seats]:
-    """Return the possible results of a call without a recorded end. Such a call wrote no row or all rows.
+    """Return the possible results of a call without a recorded end. The unfinished call wrote no row or all rows.
 
     For gathered rows, any prefix of the rows is possible. Each gathered row is a separate call, and a call of another
     thread may have written some of them.

@@ -34,7 +34,7 @@ from tests.support.limits import confine
 from tests.support.memory import grown_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
-ADDRESS_SPACE = 6 * 2**30  # most of it is mapped and never touched
+ADDRESS_SPACE = 6 * 2**30  # most of the address space is mapped and never touched
 ROOM_BYTES = 1000 * 2**20
 """The additional memory that each case may use.
 
@@ -67,7 +67,7 @@ class Case(NamedTuple):
 
 
 def _line(text: str, rows: int, reason: str | None = None) -> Case:
-    """Return a line between two good lines, which must be rows in every case."""
+    """Return a case with this line between two good lines. The good lines must always become rows."""
     return Case("ndjson", f'{{"a":1}}\n{text}\n{{"a":2}}\n'.encode, 2 + rows, reason)
 
 
@@ -224,7 +224,7 @@ CASES = {
 def make(folder: str) -> None:
     """Write each case as a file.
 
-    A process without a memory limit does this, so that the test measures only the reading.
+    A process without a memory limit writes the files, so that the test measures only the reading.
     """
     for number, case in enumerate(CASES.values()):
         (Path(folder) / str(number)).write_bytes(case.make())
@@ -232,8 +232,8 @@ def make(folder: str) -> None:
 
 def measure(folder: str) -> None:
     """Read each case in this process, and print the results and the growth of the peak memory."""
-    # These limits are a thirty-second of the real limits for expansion and memory, so that the test takes seconds. A
-    # block of lines still fits.
+    # These limits are 1/32 of the real limits for expansion and memory, so that the test takes only seconds. A
+    # block of lines is still within these limits.
     landing.ANY_RATIO_BYTES, parquet_files.MOST_VALUES = 2**25, 2**22
     confine(ADDRESS_SPACE)
     found, grown = {}, {}

@@ -1,4 +1,4 @@
-"""delta-spark and delta-rs change a Delta table. Its rows arrive in a table exactly once, version by version."""
+"""delta-spark and delta-rs change a Delta table. Another table gets the Delta rows exactly once, version by version."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOOKS = scaled(2)
 KILLED = 10
 """The minimum number of kills for each kind of table in a long run."""
 KILLS = {"rows": 6, "keyed": 20}
-"""A kill happens this many requests later than in the last attempt. In a long run, it happens one request later."""
+"""A kill happens this many requests later than the last kill, and in a long run one request later."""
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string()), ("price", pa.float64())])
 APPEND = """
 name: rows

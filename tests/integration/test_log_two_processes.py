@@ -193,8 +193,8 @@ def test_two_processes_of_many_commits_each_lose_none_and_leave_no_gap(uri: str,
     told, met = (sum((Counter(report[name]) for report in reports), Counter[str]()) for name in ("told", "met"))
     print(told, met)  # noqa: T201 -- shown by `pytest -rA`
     assert told["committed"] == len(expected)
-    # This test needs enough lost races against the rival, and enough faults of the store. Without them, it would not
-    # test the claim in its name.
+    # The writers must lose enough races to each other, and the stores must have enough faults. Without lost races and
+    # faults, this test would not test the claim in its name.
     assert told["overtaken"] + told["exhausted"] > 10
     assert met["PutFault.APPLIED_THEN_UNKNOWN"] + met["PutFault.APPLIED_THEN_UNAVAILABLE"] > 10
     assert met["PutFault.REFUSED"] > 10

@@ -66,4 +66,4 @@ def test_a_lookup_on_s3_takes_at_most_twelve_requests_however_many_generations_w
     assert requests(warm, 20)[1] == HEAD - 1 + (not generations)
     if generations:
         drop_copies(table)
-        assert requests(Table.open(uri), 2) == (value, HEAD + 3 + 2 * GENERATIONS)  # as before copies existed
+        assert requests(Table.open(uri), 2) == (value, HEAD + 3 + 2 * GENERATIONS)  # requests without copies

@@ -181,7 +181,7 @@ def test_a_merge_after_a_deferred_remap_drops_no_row() -> None:
     table.append([(0, "x", "tide ebb") for _ in range(7)])
     late = table.index("text")
     table.compact()
-    table.commit_index(late)  # its rows have already moved
+    table.commit_index(late)  # the rows of the late segment have already moved
     before = answers(table, table.snapshot)
     table.catch_up()
     require_same(table, before, table.snapshot)
@@ -234,7 +234,7 @@ def test_nobody_has_to_run_optimize(tmp_path: Path) -> None:
         assert catch_up_due(declaration) is not None
         plan = catch_up.plan(table.snapshot, "tags")
         built = [catch_up.execute(table.store, item, ids=table.log.ids) for item in plan.work]
-        table.log.commit(table.snapshot, plan.actions(built), operation="CATCH UP")  # as a release without merges
+        table.log.commit(table.snapshot, plan.actions(built), operation="CATCH UP")  # older releases merged no segments
     due = catch_up_due(declaration)  # every split has a segment
     assert due is not None
     assert due.reason == "tags has 8 segments to merge"

@@ -51,7 +51,7 @@ def numbers(table: Table) -> list[int]:
 
 
 class Disturbed(Spark):
-    """A launcher that uses the running session. It runs an operation after the parts end and before the next step."""
+    """A launcher that uses the running session, and runs an operation between the merge parts and the next step."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         super().__init__(MASTER)

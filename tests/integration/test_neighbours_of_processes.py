@@ -101,7 +101,7 @@ def test_the_s3_server_of_the_test_kit_listens_on_the_loopback_only() -> None:
 
 @pytest.fixture
 def secretive(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
-    """Return the server. Its credentials contain a marked secret."""
+    """Return the server. The credentials in the environment contain a marked secret."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", CANARY)
     monkeypatch.setenv("AWS_SESSION_TOKEN", CANARY)
     return s3_server
@@ -198,8 +198,8 @@ def test_a_job_listens_on_the_loopback_only_and_no_command_line_of_it_holds_a_se
         found, lines = listeners(process.pid), command_lines(process.pid)
         answers = [answer_to_an_object(port) for _, port in endpoints(process.pid)]
         process.communicate()
-    assert len(lines) > 2  # Java, and the Python of its tasks
-    # For driver and block manager: a client without the secret cannot make them read an object.
+    assert len(lines) > 2  # Java, and the Python processes of its tasks
+    # A client without the secret cannot make the driver or the block manager read an object.
     assert [each for each in answers if each] == [b"Unknown challenge message"] * 2
     assert found
     assert found <= LOOPBACK

@@ -63,9 +63,9 @@ VERSION = "_transaction_log/00000000000000000002.json"
 # The process stops before this request. After another process has committed, the stopped run continues and has this
 # result.
 STEPS = [
-    ("get _locks/merge.json", "held"),  # the lease is free at this time
-    ("put _locks/merge.json", "held"),  # the lease was free, but another process has taken it meanwhile
-    ("get _locks/merge.json", "fenced"),  # the check before the commit
+    ("get _locks/merge.json", "held"),  # the lease is free at this request
+    ("put _locks/merge.json", "held"),  # another process has taken the free lease during the pause
+    ("get _locks/merge.json", "fenced"),  # this read checks the lease before the commit
     ("head _transaction_log/00000000000000000001.json", "fenced"),
     (f"put {VERSION}", "fenced"),
     ("put _locks/merge.json", "committed"),  # after the commit, before the release of the lease

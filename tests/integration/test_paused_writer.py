@@ -1,7 +1,8 @@
 """A writer process is stopped (SIGSTOP) between and within its calls, while another writer claims its region.
 
-The stopped writer notices the claim at the first WAL number that is already taken. Until then, it acknowledges nothing.
-Rows that it acknowledged before the pause are kept (docs/architecture/ingestion.md, "Claim").
+The stopped writer notices the claim at the first WAL number that is already taken. Before the stopped writer notices
+the claim, the writer acknowledges nothing. Rows that the stopped writer acknowledged before the pause are kept
+(docs/architecture/ingestion.md, "Claim").
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ def name_of(number: int) -> str:
     return f"{number:064b}"[::-1]
 
 
-# Each step is the request before which the writer stops, or None, and the results of append, flush, append, flush.
+# A step contains the request before which the writer stops, or None. A step also contains the results of an append, a
+# flush, an append and a flush.
 STEPS: list[Step] = [
     (None, FENCED),
     (f"put wal/{name_of(3)}.arrow", FENCED),
@@ -110,8 +112,8 @@ STEPS: list[Step] = [
 ]
 
 
-# Over HTTP, the test covers only the decisive stops. At the decisive stops, the writer stops before no request or
-# before one of four puts. They are the puts of a WAL entry, the Bloom filter, the manifest, and its version hint.
+# Over HTTP, the test covers only five steps. In these five steps, the writer stops between two calls or before one of
+# four puts. The four puts write a WAL entry, the Bloom filter, the manifest, and the version hint of the manifest.
 ON_S3 = [STEPS[number] for number in (0, 1, 2, 8, 9)]
 
 
@@ -120,7 +122,7 @@ def claim_and_write(store: ObjectStore) -> None:
 
     The clock of one writer is ten minutes late. The clock of the other writer is ten minutes ahead.
 
-    Both write, flush and merge.
+    Both writers write, flush and merge.
     """
     for minutes in (-10, 10):
         table = KeyedTable(store, SystemIds(), ManualClock(SystemClock().now_ms() + minutes * 60_000))

@@ -27,7 +27,7 @@ ROWS = 100
 VIEW_GETS = 6
 """GETs of a `latest` read.
 
-They are for the hint and manifest of the region, the end of its log, and the missing next version (two).
+The GETs read the hint and manifest of the region, the end of its log, and the missing next version (two GETs).
 """
 SMALL_SPLIT_GETS = 1
 """The number of GETs of a split that is read whole, with its footer."""
@@ -65,11 +65,11 @@ def gets(table: Table, key: object, *, consistency: str = "latest") -> tuple[dic
 
 def test_a_generation_is_opened_only_when_bounds_and_filter_admit_the_key(table: Table) -> None:
     for number in range(GENERATIONS):
-        flush(table, planes(number * ROWS, step=2))  # disjoint bounds, even numbers only
+        flush(table, planes(number * ROWS, step=2))  # the generations have disjoint key ranges with only even numbers
     row = {"tail": "N00204", "seats": 204, "model": "x" * 50}
-    assert gets(table, "N00204") == (row, VIEW_GETS + 1)  # the one WAL entry of the one generation
-    assert gets(table, "N00205") == (None, VIEW_GETS)  # within the bounds of one generation, excluded by its filter
-    assert gets(table, "N99999") == (None, VIEW_GETS)  # outside of all bounds
+    assert gets(table, "N00204") == (row, VIEW_GETS + 1)  # one GET reads the WAL entry of the matching generation
+    assert gets(table, "N00205") == (None, VIEW_GETS)  # in the bounds of a generation, but not in its filter
+    assert gets(table, "N99999") == (None, VIEW_GETS)  # the key is outside of the bounds of all generations
     drop_copies(table)
     manifests = GENERATIONS
     assert gets(table, "N00204") == (row, VIEW_GETS + manifests + 1 + 1)  # and the filter
@@ -156,7 +156,7 @@ def test_a_table_that_stays_open_asks_for_nothing_that_never_changes_again(table
     flush(table, planes(0, step=2))
     merge(table)
     for number in range(GENERATIONS):
-        flush(table, planes(number, 99 - number, step=98 - number))  # all with the same bounds
+        flush(table, planes(number, 99 - number, step=98 - number))  # all generations have the same key bounds
     with table.writer() as writer:
         writer.put(planes(1000, 1))
         opened = Table.open(table.uri)

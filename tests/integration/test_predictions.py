@@ -73,8 +73,8 @@ def test_merge_and_sort_do_what_they_predicted(tmp_path: Path, spark: Spark) -> 
     )
     table.append([{"id": number, "name": "somebody"} for number in range(1000)])
     first = run(Merge(table_uri=table.uri), spark)
-    assert predicted(first) == (*done(first), None)  # the base has no row to estimate a row's size
-    for number in range(31):  # one more than the limit of unsorted generations
+    assert predicted(first) == (*done(first), None)  # the base has no rows from which the size of a row is estimated
+    for number in range(31):  # 31 is one more than the limit of unsorted generations
         table.append([{"id": 10_000 + 100 * number + each, "name": "somebody"} for each in range(100)])
     tidied = run(Sort(table_uri=table.uri), spark)
     assert predicted(tidied)[:2] == done(tidied)

@@ -46,7 +46,7 @@ MAPPED = 46
 class Story:
     """A table with a long history that is published after each change.
 
-    It contains the rows of a scan at each Delta version.
+    The story contains the rows of a scan at each Delta version.
     """
 
     def __init__(self, uri: str) -> None:
@@ -100,7 +100,7 @@ def test_spark_finds_the_same_rows_streams_what_changed_and_refuses_to_write(sto
         lambda: streamed.append(made(streamed, 0)),
         lambda: streamed.append(made(streamed, 30)),
         lambda: streamed.delete("n % 7 = 3"),
-        lambda: streamed.delete("n % 5 = 3"),  # its files already have a deletion vector
+        lambda: streamed.delete("n % 5 = 3"),  # the changed files already have a deletion vector
         lambda: upkeep.compact(streamed.refresh()),
         lambda: streamed.refresh().update({"host": expr("coalesce(host, '') || '!'")}, "n % 17 = 1"),
         lambda: streamed.append(made(streamed.refresh(), 60)),

@@ -1,6 +1,6 @@
 """A raw log on S3 over HTTP.
 
-The test heals it, distributes its rows exactly once by ids, and collects it, with real requests.
+The test heals the log, distributes its rows exactly once by ids, and collects the log, with real requests.
 """
 
 from __future__ import annotations

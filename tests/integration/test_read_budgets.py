@@ -2,7 +2,7 @@
 
 The reader is a new process or an open table.
 
-Requests are counted at an in-memory store. For S3 over HTTP they are counted at the client and at the server, and both
+Requests are counted at an in-memory store. For S3 over HTTP, the client and the server count the requests, and both
 counts must be equal.
 """
 
@@ -171,7 +171,7 @@ def around_points() -> Floats:
 
 @pytest.fixture
 def near(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """Make a table of embeddings around 300 points. Its segment has 110 clusters and is read by ranges."""
+    """Make a table of embeddings around 300 points. The segment has 110 clusters and is read by ranges."""
     for defaults in (segment.train.__kwdefaults__, segment.build.__kwdefaults__):
         assert defaults
         monkeypatch.setitem(defaults, "flat_bytes", 2**16)

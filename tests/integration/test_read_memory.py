@@ -1,6 +1,6 @@
 """The memory of a read from a remote store does not grow with the table.
 
-The test measures it in a separate process over HTTP.
+The test measures the memory in a separate process over HTTP.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.support.s3_server import S3Server
 ROWS = rows_of(60_000, is_dense=False)
 FEW, MANY = 30, 180
 BOUND = 320 * 2**20
-"""The memory for prefetched data and the engine. A table six times as large needs no more."""
+"""The memory for prefetched data and the engine. A table six times as large needs no more memory."""
 
 
 @pytest.fixture(scope="module")

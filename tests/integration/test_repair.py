@@ -151,7 +151,7 @@ def test_two_version_files_that_changed_places_are_told_by_their_numbers_or_time
 ) -> None:
     *_, first, second = sorted(key for key in contents(whole.store) if _is_version(key))
     data = {key: contents(whole.store)[key] for key in (first, second)}
-    if not numbered:  # as early 0.1 wrote them
+    if not numbered:  # early 0.1 wrote versions without numbers
         data = {key: _without_number(each, key) for key, each in data.items()}
     whole.store.put(first, data[second], Overwrite())
     whole.store.put(second, data[first], Overwrite())

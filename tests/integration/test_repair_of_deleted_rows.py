@@ -250,7 +250,7 @@ def test_of_a_compaction_and_a_merge_that_it_carried_over_the_rows_of_the_merge_
 ) -> None:
     """The compaction and the merge were planned on the same version.
 
-    Only one rule makes the order visible in their files: a compaction does not make a row newer.
+    The files show the order only because a compaction does not make a row newer.
     """
     table = KeyedTable(MemoryStore("planes")).create()
     with table.writer() as writer:

@@ -107,7 +107,7 @@ def test_scheduled_runs_join_cold_windows_and_then_merge_them(changed: Table, sp
 class Meanwhile(Spark):
     """A launcher that uses the running session.
 
-    It runs an operation after the tasks and before the next step of the job.
+    The launcher runs an operation after the tasks and before the next step of the job.
     """
 
     def __init__(self, act: Callable[[], object]) -> None:

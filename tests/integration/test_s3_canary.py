@@ -66,7 +66,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
 
 
 def everything_about(error: BaseException) -> str:
-    """Return all texts that an exception can show. This includes the texts of all objects attached to the exception."""
+    """Return all texts that an exception can show, including the texts of all objects attached to the exception."""
     parts = ["".join(traceback.format_exception(error))]
     seen: BaseException | None = error
     while seen is not None:

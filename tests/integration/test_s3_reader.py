@@ -285,7 +285,7 @@ def test_a_signal_ends_the_wait_for_an_answer() -> None:
 
     def answer(_: bytes) -> bytes:
         os.kill(os.getpid(), signal.SIGUSR1)
-        done.wait()  # if the timeout failed, this would wait forever
+        done.wait()  # without the timeout, the wait would never end
         return b""
 
     def interrupt(*_: object) -> None:

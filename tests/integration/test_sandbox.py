@@ -1,6 +1,7 @@
 """Tests of the query processes.
 
-The tests cover the events that end query processes, and their memory and files. They also cover a call that never ends.
+The tests cover the events that end query processes, and their memory and files. The tests also cover a call that never
+ends.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ def test_ctrl_c_ends_a_query_and_its_process(table: Table, monkeypatch: pytest.M
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(process, "receive_in_time", noted)
-    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell does this for its background processes
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT for background processes
     try:
         threading.Thread(target=interrupt, daemon=True).start()
         with pytest.raises(KeyboardInterrupt):
@@ -311,7 +312,7 @@ def test_a_kept_process_that_does_not_wake_is_replaced(
     (first,) = children()
     begin, many = Sandbox.begin, ", ".join(["1"] * 9_000)
 
-    def hit(sandbox: Sandbox, query: Query) -> None:  # the sandbox calls this after the check that it is ready
+    def hit(sandbox: Sandbox, query: Query) -> None:  # the sandbox calls `hit` after its check of readiness
         if first in children():
             os.kill(first, signal_number)
         begin(sandbox, query)

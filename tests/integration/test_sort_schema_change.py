@@ -1,4 +1,4 @@
-"""A changed sort schema applies to new splits. Old splits keep their sort schema, and no merge mixes both (SS-4)."""
+"""A changed sort schema applies only to new splits. No merge mixes splits of different sort schemas (SS-4)."""
 
 from __future__ import annotations
 

@@ -427,7 +427,7 @@ def test_a_table_is_copied_by_a_stream_that_is_killed_and_stopped_again_and_agai
         running = subprocess.Popen(program, start_new_session=True)
         try:
             wait_for_commits(copy, 1, running.poll)
-            time.sleep(Random(kill).choice([0, 0.2, 0.5]) if kill else 0)  # the first kill is just after its commit
+            time.sleep(Random(kill).choice([0, 0.2, 0.5]) if kill else 0)  # the first kill is just after a commit
         finally:
             os.killpg(running.pid, signal.SIGKILL)
         assert running.wait() == -signal.SIGKILL, "it was at work"

@@ -291,7 +291,7 @@ def test_killed_at_any_statement_it_is_at_a_whole_version_and_goes_on(
         return server.place()
 
     table = begun(str(tmp_path / "t"))
-    # A rebuild is one transaction. Short runs test every third of its statements.
+    # A rebuild is one transaction. Short runs test every third statement of a rebuild.
     step = 3 if work == "rebuild" and scaled(1) == 1 else 1
     behind = {number: tm.open_catalog(place(number)) for number in range(0, MOST_STATEMENTS, step)}
     for each in behind.values():

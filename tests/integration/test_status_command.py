@@ -71,7 +71,7 @@ NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
 
 @job
 def short() -> None:
-    """Do nothing. This is the job of a queued run."""
+    """Do nothing. The queued run of the test uses this job."""
 
 
 @pytest.fixture

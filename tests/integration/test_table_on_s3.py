@@ -156,7 +156,7 @@ def job(name: str, **about: object) -> dict[str, Any]:
 def python(*arguments: str) -> str:
     """Run a Python process in the current environment and return its output.
 
-    Check that it succeeds and prints no secret.
+    Check that the process succeeds and prints no secret.
     """
     ended = subprocess.run(
         [sys.executable, *arguments],

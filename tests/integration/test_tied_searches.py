@@ -1,6 +1,6 @@
 """In a search, many rows may have the same score as the last result.
 
-Such a search costs little more than reading its results.
+A search with many equal scores costs little more than reading its results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A program that ends or drops a writer with pending rows reports their number. Otherwise, it prints nothing."""
+"""A program prints the number of pending rows only if the program ends or drops a writer with pending rows."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ DOORS: Mapping[str, Callable[[str, str], pa.Table]] = {
 
 
 def require_equal(found: pa.Table, expressions: list[str]) -> None:
-    """Fail unless DuckDB finds that the columns equal these values. DuckDB must also format both in the same way."""
+    """Fail unless DuckDB finds the columns equal to these values and formats columns and values in the same way."""
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         connection.register("found", found)

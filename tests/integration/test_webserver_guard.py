@@ -1,6 +1,7 @@
 """The webserver's guard against pages of other sites, tested with Dagster's application and a browser's requests.
 
-A mutation that passes the guard sets a limit in the instance. Each test checks the instance for executed mutations.
+A GraphQL mutation that passes the guard sets a limit in the Dagster instance. Each test checks the instance for
+executed mutations.
 """
 
 from __future__ import annotations
@@ -114,9 +115,9 @@ def test_the_ui_and_programs_are_answered_as_before(served: Served) -> None:
 @pytest.mark.parametrize(
     ("host", "origin"),
     [
-        (PUBLIC, f"https://{PUBLIC}"),  # behind a proxy that keeps the name
-        (f"{PUBLIC}:3000", f"http://{PUBLIC}:3000"),  # without a proxy
-        (None, f"https://{PUBLIC}"),  # behind a proxy that sends the address of the webserver as Host
+        (PUBLIC, f"https://{PUBLIC}"),  # the proxy keeps the host name
+        (f"{PUBLIC}:3000", f"http://{PUBLIC}:3000"),  # there is no proxy
+        (None, f"https://{PUBLIC}"),  # the proxy sends the address of the webserver as Host
         (None, "https://proxied.example:8443"),
         ("localhost:8080", "http://localhost:8080"),  # through a forwarded port
         ("[::1]:3000", "http://[::1]:3000"),
@@ -256,7 +257,7 @@ def test_no_job_is_launched_by_another_site(served: Served, tmp_path: Path) -> N
         text = _launch(job)
         forged = [served.get({}, text), served.get({"Origin": EVIL}, text), served.post({"Origin": EVIL}, text)]
         assert [status for status, _ in forged] == [403, 403, 403]
-    assert "PipelineNotFoundError" in served.post({}, _launch("forget"))[1]  # Dagster would execute it
+    assert "PipelineNotFoundError" in served.post({}, _launch("forget"))[1]  # Dagster would execute the mutation
 
 
 def _launch(job: str) -> str:

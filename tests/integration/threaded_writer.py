@@ -6,9 +6,9 @@ has its own keys and its own journal in the folder. The thread records each oper
 operation begins and after it is acknowledged.
 
 `… maintain URI FOLDER` merges, sorts, compacts and collects, each in its own thread. The program ends when the folder
-contains a file `stop`. Before the end, each thread except the sorter must have worked once. It then prints the number
-of times that each thread has worked. The threads use no leases, so that the test also covers interference between two
-maintenance processes.
+contains a file `stop`. Before the end, each thread except the sorter must have worked once. The program then prints the
+number of times that each thread has worked. The threads use no leases, so that the test also covers interference
+between two maintenance processes.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Each merge has its own task, even a small merge.
 
     python -m tests.integration.troubled_compaction straggle FOLDER --table-uri … --master …
 
-The workers are processes of this machine. They signal each other and the test by files in FOLDER.
+The workers are processes of this machine. The workers signal each other and the test by files in FOLDER.
 """
 
 from __future__ import annotations

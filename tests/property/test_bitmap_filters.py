@@ -154,8 +154,8 @@ def _literal(value: Any) -> str:
 def _after(uri: str, steps: list[Any]) -> tuple[Table, list[dict[str, Any]]]:
     """Return the table and its rows after these steps.
 
-    If a step is a batch, the table appends it. If a step is a number, the table deletes the rows whose ID is a multiple
-    of it.
+    If a step is a batch, the table appends it. If a step is a number n, the table deletes the rows whose ID is a
+    multiple of n.
     """
     table, rows = Table.create(uri, SCHEMA, indexes=INDEXES), list[dict[str, Any]]()
     count = 0

@@ -51,7 +51,7 @@ SCHEMA = pa.schema(
 )
 REGIONS = [{"transform": "bucket", "source": "k", "n": 3}]
 LEVELS = ("snapshot", "committed", "latest")
-START = dt.datetime(2024, 1, 1, tzinfo=ZoneInfo("UTC"))  # as PyArrow returns it
+START = dt.datetime(2024, 1, 1, tzinfo=ZoneInfo("UTC"))  # PyArrow returns times with this time zone class
 FLOAT = st.sampled_from([math.nan, 20.5, -0.0, 0.0, 21.0, math.inf, -math.inf])
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "n": st.integers(-1, 3),
@@ -211,7 +211,7 @@ def test_every_read_equals_the_query_over_plain_rows(
         patch.setenv("TIDEMARK_CACHE_MIB", "1")
         chance = random.Random(seed)
         held = open_table()
-        rounds: list[tuple[Spoil, bool]] = [(nothing, False), (nothing, True)]  # cold, warm
+        rounds: list[tuple[Spoil, bool]] = [(nothing, False), (nothing, True)]  # a cold cache, then a warm cache
         if place == "elsewhere":  # tables on a local disk have no cache, and S3 uses the same cache
             rounds += [(poison, False), (poison, True), (fill, False)]
         for spoil, is_held in rounds:

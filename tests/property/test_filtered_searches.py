@@ -1,6 +1,6 @@
 """A search may have a filter, columns and an offset.
 
-It returns the same rows as filtering, sorting and cutting all rows.
+The search returns the rows that remain after filtering, sorting and cutting all rows.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ lines = st.one_of(
 
 
 def read(data: bytes, format_: LandingFormat, schema: pa.Schema = SCHEMA) -> list[Parsed]:
-    """Read the bytes as a landed file. This raises no error for any bytes."""
+    """Read the bytes as a landed file. The function raises no error for any bytes."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "f").write_bytes(data)
         spec = LandingSpec(uri=folder, format=format_, pattern=PATTERN if format_ == "pattern" else None)
@@ -107,7 +107,7 @@ def test_every_line_of_json_is_one_row_or_one_rejection(written: list[bytes], zi
 
 
 def _is_true(line: bytes) -> bool:
-    """Return True for a line that every parser accepts. Such a line contains an integer in range, and text."""
+    """Return True for a line that every parser accepts. The accepted line contains an integer in range, and text."""
     try:
         found = json.loads(line, object_pairs_hook=list)
     except (ValueError, RecursionError):

@@ -1,6 +1,7 @@
 """Hostile objects below `_mem_wal/`: each object is read or refused with a typed error.
 
-A seed makes the objects from valid objects, most with a correct checksum. A process with limited memory reads them.
+A seed makes the objects from valid objects, most with a correct checksum. A process with limited memory reads the
+objects.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def _region_manifest(random: Random) -> Made:
     hostile = random.choice(
         [
             sound,
-            sound[:-10],  # without its checksum, as early releases wrote it
+            sound[:-10],  # early releases wrote manifests without a checksum
             b"\x42\xff\xff\xff\xff\x07" + sound,  # a generation of 2 GB
             sound[:-10] + b"\x42\x00" * random.choice([10, 200_000]),  # very many empty generations
             b"\x5b" * random.choice([10, 100_000]),  # nested groups
@@ -222,5 +223,5 @@ def test_whatever_stands_below_a_region_is_read_or_refused_by_type_in_bounded_me
 
 
 if __name__ == "__main__":
-    pa.array([1]).to_pylist()  # loads modules now, so that they do not take memory of a case
+    pa.array([1]).to_pylist()  # load modules before the first case, so that no case needs memory for modules
     work(judge, room_bytes=2**30)

@@ -57,7 +57,7 @@ FOOTER_END = struct.Struct("<II")
 
 
 class Forged:
-    """A table with one segment per index. It returns the result of a search after one segment is replaced."""
+    """A table with one segment per index. The object returns the result of a search after one segment is replaced."""
 
     def __init__(self, cache: Path) -> None:
         self.cache = cache
@@ -186,7 +186,7 @@ def damaged_json(chance: random.Random) -> bytes:
 
 
 def bundle(files: Mapping[str, bytes], segment: IndexSegment, forged: Mapping[str, Any]) -> bytes:
-    """Return a bundle with correct checksums. Its directory, or the entry of its first part, contains `forged`."""
+    """Return a bundle with correct checksums and with `forged` in its directory or in the entry of its first part."""
     parts: list[dict[str, Any]] = []
     offset = len(HEAD)
     for name, data in files.items():

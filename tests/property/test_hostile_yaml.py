@@ -33,7 +33,7 @@ def bomb(levels: int, width: int) -> str:
 
 
 def chain(levels: int) -> str:
-    """Return lists, each of which contains the previous list by an alias.
+    """Return lists in YAML. Each list contains an alias of the previous list.
 
     The text is not nested, but the value is deeply nested.
     """

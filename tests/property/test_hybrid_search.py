@@ -70,7 +70,7 @@ _names = itertools.count()
 
 @dataclass(frozen=True)
 class Asked:
-    """One search, the page size of its answer, and the windows of its rankings."""
+    """One search, with the page size of its answer and the sizes of the search windows."""
 
     vector: Sequence[float]
     fusion: str

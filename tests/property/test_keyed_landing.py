@@ -1,6 +1,6 @@
-"""Random envelopes of Debezium change a keyed table. Its rows then equal the rows of a plain dictionary.
+"""Random envelopes of Debezium change a keyed table. The table then equals a Python dictionary with the same changes.
 
-Its files are shuffled, and its runs are random.
+The landed files are shuffled, and the ingestion runs are random.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ Rows = dict[int, Row]
 
 @pytest.fixture(autouse=True, scope="module")
 def few() -> Iterator[None]:
-    """Make two segments of a tier enough for a merge."""
+    """Let a merge of segments start as soon as a tier has two segments."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(segment_merge, "FACTOR", 2)
         yield
@@ -169,7 +169,7 @@ class KeyedTables(ChangingTable):
 
     def collected(self) -> None:
         super().collected()
-        self.merge()  # this also merges the unflushed records of the silent writer
+        self.merge()  # the merge includes the unflushed records of the idle writer
         self.reopened()
 
     def before_restore(self) -> None:
@@ -239,7 +239,7 @@ def _deleted(key: int, rows: Rows) -> Rows:
 def _patched(row: Row, none: Row, rows: Rows) -> Rows:
     """Return the row of a key after a patch.
 
-    If the row was missing, it starts with nulls and with the defaults of present and future columns.
+    A patch of a missing row starts with nulls and with the defaults of present and future columns.
     """
     return {**rows, row[1]: {**rows.get(row[1], none), **row}}
 

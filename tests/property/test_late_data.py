@@ -81,7 +81,7 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Draw arrival times after 1970 and at its start. Some bounds for late rows therefore lie before 1970."""
+    """Draw arrival times from the start of 1970 on. Some bounds for late rows therefore lie before 1970."""
     arrived_ms = draw(st.sampled_from([1, 90_000, 1_431_857_103_517]))
     acceptance_ms = draw(st.sampled_from([0, 1, 60_000, 3_600_000]))
     bound = (arrived_ms - acceptance_ms) * 1000

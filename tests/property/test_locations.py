@@ -1,6 +1,6 @@
 """Any text is exactly one location, or is refused with a typed error.
 
-The URI of the location leads to the same location.
+The URI of a parsed location is parsed as the same location.
 
 A refusal contains neither credentials nor parameters.
 """

@@ -83,7 +83,7 @@ class Model:
         return deleted or 0 if changes else self.live[name]
 
     def has(self, splits: dict[str, int | None]) -> bool:
-        """Return True if these splits are live with the same deleted rows. A removal requires this."""
+        """Return True if these splits are live with the same deleted rows, as a removal requires."""
         return all(name in self.live and (self.live[name] or 0) == (deleted or 0) for name, deleted in splits.items())
 
 

@@ -3,7 +3,7 @@
 The base is the dictionary, with one live row per key.
 
 Only the base is compared, by reads at `snapshot`, because such reads do not fold duplicates. Keys are composite, with
-texts and decimals. A table has windows over a key column, or no windows. Patches merge one of its maps.
+texts and decimals. A table has windows over a key column, or no windows. Patches merge one map column of the table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A merge moves columns of any type with their rows and describes them correctly, checked against Python and DuckDB.
+"""A merge moves and describes columns of any type correctly, compared with results of Python and DuckDB.
 
 See MC-1 to MC-4 and SS-5 of docs/architecture/compaction.md. `TIDEMARK_SCALE` tries more examples.
 """

@@ -88,7 +88,7 @@ def test_spark_orders_rows_as_the_kernel_does(tmp_path: Path, spark: Spark) -> N
         for number, (type_, values) in enumerate(VALUES.items())
     }
     table = pa.table(columns)
-    # alternate both directions, with nulls at either end
+    # alternate ascending and descending order, with nulls first or last
     orders = [
         SortOrder((OrderColumn(name, descending=down, nulls_first=(number % 2 == 0) == down),), "")
         for number, name in enumerate(columns)

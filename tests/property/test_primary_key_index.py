@@ -1,4 +1,4 @@
-"""After upserts, deletes, merges, sorts, compactions and catch-ups, lookups find the rows of a plain dictionary.
+"""After upserts, deletes, merges, sorts, compactions and catch-ups, lookups return the same rows as a dictionary.
 
 Lookups and merges use the index for every split that it covers. The test sets the cost of requests to zero, so that
 only bytes count.

@@ -225,7 +225,7 @@ def _described(group: pa.Table, number: int) -> Add:
 
 
 def assert_sound(sample: Sample, predicate: Predicate, matching: set[int]) -> None:
-    """Assert that no split with a matching row is pruned. The same must be true for each manifest of ten splits."""
+    """Assert that no split with a matching row is pruned, and no manifest of ten splits with a matching row."""
     pruned = prune_table(sample.files, predicate, schema=WIDE, time_column="moment")
     kept = {number for number, keep in enumerate(pruned.keep.to_pylist()) if keep}
     assert matching <= kept

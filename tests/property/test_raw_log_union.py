@@ -1,4 +1,4 @@
-"""One raw log has three damaged stores. Their union contains the acknowledged records, and a reader reports every loss.
+"""The union of a raw log's three damaged stores contains the acknowledged records. A reader reports every loss.
 
 The oracle is a dictionary of the acknowledged records of each writer. The oracle also contains the chunks that are
 intact on at least one store. From these records and chunks alone, the oracle computes the records that must be read and

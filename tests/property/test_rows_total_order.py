@@ -83,7 +83,7 @@ def _column(draw: st.DrawFn, rows: int) -> Column:
 
 
 def _untidy_dictionary(piece: pa.Array) -> pa.DictionaryArray:
-    """Return a dictionary array. It has a repeated value per row, an unused value, and nulls in indices and values."""
+    """Return a dictionary array with a repeated value per row, an unused value, and nulls in indices and values."""
     null_value = len(piece)
     dictionary = pa.concat_arrays([piece, pa.nulls(1, piece.type)])
     indices = [

@@ -57,7 +57,7 @@ def _sort(table: KeyedTable) -> None:
 
 @dataclass(slots=True)
 class Searched:
-    """The searches of a level, with a cache of earlier searches."""
+    """The searches at each consistency level, with a cache of earlier searches."""
 
     levels: Levels
     cache: Path

@@ -1,8 +1,8 @@
 """For any order of records, flushes, sorts, merges, distributions and restores, each read returns the expected rows.
 
 Other work may happen between the work of a sort or merge and its commit. A merger can therefore merge a part of the
-sorted records, and a restore can revert this merge. The oracle stores the operations by generation. It applies the
-unmerged operations to the base.
+sorted records, and a restore can revert this merge. The oracle stores the operations by generation. The oracle applies
+the unmerged operations to the base.
 """
 
 from __future__ import annotations

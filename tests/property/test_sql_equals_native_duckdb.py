@@ -185,7 +185,7 @@ def test_a_split_of_an_older_release_with_bounds_that_leave_nan_out_answers_righ
     table = Table.create(str(tmp_path / "t"), rows.schema)
     table.append(rows)
     sink = pa.BufferOutputStream()
-    pq.write_table(rows, sink)  # with statistics, as this column had in older releases
+    pq.write_table(rows, sink)  # older releases wrote statistics for this column
     (add,) = table.snapshot.splits.values()
     (tmp_path / "t" / add.path).write_bytes(sink.getvalue())
     splits = [with_file_metrics(add, sink.getvalue())]

@@ -1,9 +1,10 @@
 """No statement from DuckDB's grammar and functions reads or writes anything except the table.
 
-Statements are made from every function of the engine, at every position of a query. Their arguments lead to a canary
-file, a canary in the environment, a split and a listening socket. Other statements are nested queries, common table
-expressions, and statements of other kinds. All of these also occur as serialized text. Most statements are refused
-before they run. The test asserts that no answer contains a canary, no file changes and no connection arrives.
+Statements are made from every function of the engine, at every position of a query. The arguments of the functions
+refer to a canary file, a canary in the environment, a split and a listening socket. Other statements are nested
+queries, common table expressions, and statements of other kinds. Each of these statements also occurs as serialized
+text. Most statements are refused before they run. The test asserts that no answer contains a canary, no file changes
+and no connection arrives.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ AROUND = (
 
 @dataclass(frozen=True, slots=True)
 class Trap:
-    """A table next to canaries: files, an environment variable, and a socket that records connections."""
+    """A table next to marked files, a marked environment variable, and a socket that records connections."""
 
     table: Table
     folder: Path
@@ -218,7 +219,7 @@ def test_every_function_of_the_engine_is_tried_with_a_file_and_with_a_canary(tra
             try:
                 check(parse(text), text, tables=["t"])
             except InvalidInput:
-                continue  # functions that are not refused run
+                continue  # only functions that are not refused are run
             must_be_confined(trap, text)
 
 

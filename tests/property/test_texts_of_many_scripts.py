@@ -121,9 +121,9 @@ def escaped(text: str) -> str:
 
 
 def prefixes(tokenizer: str, text: str) -> Iterable[str]:
-    """Return prefixes of a text that a query can have before a star.
+    """Return the prefixes of a text that a query allows before a star.
 
-    They consist of plain characters of one word, or of ideographs.
+    Each prefix consists of plain characters of one word, or of ideographs.
     """
     for size in (2, 3, 7, 41, 250):
         prefix = text[:size]

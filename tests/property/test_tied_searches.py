@@ -37,7 +37,7 @@ ORDERS = [
 ]
 """The first value is the column that orders tied rows.
 
-A time column comes before it in the order. The second value is the sort schema of the splits.
+A time column comes before this column in the order. The second value is the sort schema of the splits.
 """
 INDEXES = [
     {"name": "words", "kind": "fulltext", "columns": ["text"]},
@@ -63,7 +63,7 @@ def _page(chance: Random) -> tuple[int, int, tuple[str | None, Callable[[Row], b
 def _batch(chance: Random) -> list[dict[str, Any]]:
     """Return rows.
 
-    Most of them have the same score. A seed makes the rows, because Hypothesis would draw too few rows.
+    Most rows have the same score. A seed makes the rows, because Hypothesis would draw too few rows.
     """
     return [
         {

@@ -1,8 +1,8 @@
 """Functions of a query need only a bounded amount of memory per row, for any nesting of functions.
 
-Nested calls ("towers") use every function of the engine that a query may call. They also use concatenations, casts,
-list functions and subqueries. Each layer applies to the layer below. A separate process runs the query. This process
-and its query processes must not take more memory than a query is allowed.
+Nested calls ("towers") use every function of the engine that a query may call. The towers also use concatenations,
+casts, list functions and subqueries. Each layer applies to the layer below. A separate process runs the query. This
+process and its query processes must not take more memory than a query is allowed.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ LAYERS = (
 
 
 def towers(seed: str) -> Iterator[str]:
-    """Yield towers whose layers are known to need much memory. Also yield towers with calls of any function."""
+    """Yield nested calls whose layers are known to need much memory. Also yield nested calls of any function."""
     any_of = random.Random(seed)
     calls = [f"{name}({', '.join(['s'] * count)})::varchar" for name in sorted(SCALARS) for count in (1, 2, 3)]
     while True:

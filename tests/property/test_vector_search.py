@@ -139,7 +139,7 @@ def require_exact(
 
 
 def coarsely(patch: pytest.MonkeyPatch) -> None:
-    """Make the encoded values decide the order: windows are small and have no additional candidates."""
+    """Use small windows without additional candidates, so that the encoded values alone decide the order."""
     for name, value in (("FIRST_WINDOW", 2), ("FEW_ROWS", 0), ("FEW_SHARE", 0.0)):
         patch.setattr(f"storage_core.read.search.vectors.{name}", value)
     patch.setattr("storage_core.read.search.ranking.FIRST_WINDOW", 2)

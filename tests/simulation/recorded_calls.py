@@ -53,7 +53,8 @@ def letter(key: str) -> str:
 class Ledger:
     """The history of all actors.
 
-    It also records, for each generation of a region, a stamp: the generation contains all writes before this stamp.
+    The ledger also records a stamp for each generation of a region. The generation contains all writes before this
+    stamp.
     """
 
     def __init__(self) -> None:
@@ -76,7 +77,7 @@ class Ledger:
 
 
 class RecordedWriter:
-    """The writer of one letter's region. One thread writes with it, and a second thread may flush."""
+    """The writer of the region for one key letter. One thread writes rows, and a second thread may flush the writer."""
 
     def __init__(self, ledger: Ledger, table: KeyedTable, name: str, options: WriterOptions | None = None) -> None:
         """Claim the region."""
@@ -121,7 +122,7 @@ class RecordedWriter:
             self._ledger.flushed.setdefault(self._writer.region_id, {})[generation] = covers
 
     def read(self, table: Table, keys: Sequence[str]) -> None:
-        """Read as this process does. The writer's buffered records are applied over a view of the durable records."""
+        """Read durable records from a view, and apply the writer's buffered records over the view."""
         begun = self._history.stamp()
         view, records = self._writer.over(lambda: _latest(table, keys))
         rows = fold.apply(view, records, table.config.primary_key)

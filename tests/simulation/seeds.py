@@ -1,6 +1,6 @@
 """The seeds of a simulation.
 
-Their number is a default times `TIDEMARK_SCALE`, or `TIDEMARK_SEED` selects only one seed.
+The number of seeds is a default times `TIDEMARK_SCALE`, or `TIDEMARK_SEED` selects only one seed.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 No row is lost or comes back.
 
-The collection deletes the generation that the last merge merged. It also prunes deleted generations from the region's
-manifest (docs/architecture/collection.md).
+The collection deletes the generation that the last merge merged. The collection also prunes deleted generations from
+the region's manifest (docs/architecture/collection.md).
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def test_whatever_somebody_else_does_at_any_request_of_a_collection_no_row_is_lo
         store.at(number, lambda objects=objects: act(objects))  # type: ignore[misc]
         try:
             _collect(_process(store, 2))
-        except CommitConflict:  # without a horizon, the other process deletes objects that this one will read
+        except CommitConflict:  # without a horizon, the other process deletes objects that the collection will read
             conflicts += 1
         judge(objects)
     assert (conflicts > 0) == (act is _other_collects), "only another collector is in the way"

@@ -1,4 +1,4 @@
-"""Kill a column change at each of its requests, or change columns at each request of a statement.
+"""Kill a column change at each of its requests. Also change columns at each request of another statement.
 
 A column change is applied completely or not at all. The schema is committed as a whole, and no row depends on the
 progress of the change.

@@ -82,7 +82,7 @@ def _few(n: int) -> bool:
 def _many(n: int) -> bool:
     """Return True for scattered rows.
 
-    Their deletion needs a vector object but keeps every output below the high delete ratio.
+    A delete of these rows needs a deletion vector object. Every output stays below the high delete ratio.
     """
     return n * n % 1_009 < 300
 
@@ -146,7 +146,7 @@ def _expected(name: str, *, later: bool) -> Numbers:
 
 
 def compact(name: str, store: FaultStore, objects: MemoryStore) -> bool:
-    """Run one compaction with the concurrent deletes of the case. Return True if it committed anything."""
+    """Run one compaction with the concurrent deletes of the case. Return True if the compaction committed anything."""
     return _process(store, 2).compact(lambda: CASES[name].meanwhile(objects)) is not None
 
 
@@ -196,7 +196,7 @@ def _files(store: ObjectStore) -> set[str]:
 def test_a_compactor_may_end_at_any_request(name: str) -> None:
     decisive = max(number for number, key in enumerate(trace(name)) if _kinds([key]) == [KeyKind.VERSION])
     left: list[tuple[MemoryStore, bool]] = []
-    # Only a put changes the state, so the run ends before the first put and after each put.
+    # Only a put changes the state. So one run ends before the first put, and each other run ends after one put.
     first, *_ = puts = [number for number, key in enumerate(trace(name)) if key]
     for number, side in [(first, CrashFault.BEFORE), *((each, CrashFault.AFTER) for each in puts)]:
         objects = copy_of(start(name))

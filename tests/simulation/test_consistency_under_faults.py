@@ -1,10 +1,11 @@
 """Test readers at every consistency level.
 
-Between their requests, other processes write, flush, merge, sort, compact or end.
+Between two requests of a reader, other processes write, flush, merge, sort, compact or end.
 
-One thread plays all processes: two writers with one region each, two maintainers, and two readers. Their clocks are
-twenty minutes apart. Stores lose replies, refuse requests, and end processes. A model checks the recorded history of
-all calls and results (`tests.support.consistency`). The same seed replays the same run exactly (see `seeds`).
+One thread plays all processes: two writers with one region each, two maintainers, and two readers. The clocks of the
+processes are twenty minutes apart. Faults lose replies, refuse requests, and end processes. A model checks the recorded
+history of all calls and results (`tests.support.consistency`). The same seed replays the same run exactly (see
+`seeds`).
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class World:
     def interleave(self, process: Process) -> None:
         """Before a request of one process, sometimes let another process act."""
         if self.inside or threading.current_thread() is not threading.main_thread():
-            return  # regions are read in parallel, and an action in such a thread would not replay
+            return  # regions are read in parallel, so a run with an action in a reading thread is not repeatable
         if any(each.name.startswith("tidemark-prefetch") for each in threading.enumerate()):
             return  # a concurrent prefetch may or may not see the commit of an action
         if self.random.random() < INTERLEAVED:
@@ -113,11 +114,11 @@ class World:
                 self.inside = False
 
     def clean(self) -> None:
-        """Collect all unneeded objects. As the horizon guarantees, no process works and no put is delayed."""
+        """Collect all unneeded objects. No process is in a call and no put is delayed, as the horizon guarantees."""
         for store in self.stores:
             store.deliver()
         table = KeyedTable(self.objects, SeededIds(self.random.getrandbits(32)))
-        ahead = ManualClock(START_MS + 10**11)  # years later, which must not matter
+        ahead = ManualClock(START_MS + 10**11)  # a clock that is years ahead must not change the result
         if collect(self.objects, table.log, clock=ahead, horizon_ms=0).deleted:
             self.tell("collected")
 
@@ -168,7 +169,7 @@ class Process:
 
 
 def writing(world: World, name: str, minutes: int) -> Process:
-    """Return a process that writes to a region, flushes, and reads its writes. Its clock is wrong by `minutes`."""
+    """Return a process that writes to a region, flushes, and reads its writes, with a clock wrong by `minutes`."""
 
     def with_writer(act: Callable[[RecordedWriter], None]) -> Callable[[Process], None]:
         def work(process: Process) -> None:

@@ -1,7 +1,7 @@
 """Kill a process at each request of each operation, before or after the request takes effect. Others continue.
 
-One put commits an operation. After this put took effect, every reader sees the operation. Before it, no reader sees the
-operation. `OPERATIONS` contains all operations. A new operation needs one more entry there.
+One put commits an operation. After this put took effect, every reader sees the operation. Before this put, no reader
+sees the operation. `OPERATIONS` contains all operations. A new operation needs one more entry in `OPERATIONS`.
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ def another_writer_goes_on(store: MemoryStore, expected: Seen) -> None:
 
 
 def the_next_process_finishes(operation: Operation, store: MemoryStore, after: Seen, head: int) -> None:
-    """Start the same work again. Assert that it is done once, and that the table can be used afterwards."""
+    """Start the same work again. Assert that the work is done once, and that the table can be used afterwards."""
     operation.run(log_on(store, seed=5))
     readers_see(store, after)
     if operation.result is not None:

@@ -201,7 +201,7 @@ def test_a_region_that_is_lost_to_another_writer_stops_no_region_behind_it() -> 
 
 
 def half_distributed() -> dict[str, ObjectStore]:
-    """Return the stores after a crash of the distributor between two regions. One region already has its rows."""
+    """Return the stores after the distributor crashed between two regions. One region has already received rows."""
     start = given()
     for number in range(1_000):
         stores = copies(start)

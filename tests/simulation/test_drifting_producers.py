@@ -329,7 +329,7 @@ def _receiver(folder: Path, web: Web, instance: DagsterInstance) -> Receiver:
 
 
 def _mend(month: Month) -> None:
-    """Declare wide columns for all fields, and retry the quarantine. Only lines that cannot be rows stay there."""
+    """Declare wide columns for all fields. Retry the quarantine, which keeps only lines that cannot be rows."""
     month.table.relax_column("site")
     month.model.mend()
     columns = month.model.columns | {"id": "long!"}

@@ -156,7 +156,7 @@ def test_a_lost_reply_leaves_it_done_or_to_be_done(fault: PutFault) -> None:
 
 
 def _compaction(table: KeyedTable) -> list[Action]:
-    """Rewrite every window, also expired windows. A run that was planned before the windows expired would do this."""
+    """Rewrite every window, also expired windows, like a run that was planned before the windows expired."""
     operations = merge_plan.plan(table.snapshot, now_ms=OLD * 1000)
     results = [execute(table.store, each, ids=table.ids, now_ms=table.clock.now_ms()) for each in operations]
     return [action for each in results for action in each.actions]
@@ -168,7 +168,7 @@ def _compacts(store: ObjectStore) -> None:
 
 
 def _deletes(store: ObjectStore) -> None:
-    """Delete the only row of each split whose row is 10 seconds after the start of its window."""
+    """Delete each row that is 10 seconds after the start of its window. The row is the only row of its split."""
     table = _process(store, 7)
     adds = [add for add in table.snapshot.splits.values() if read_split(store, add)["id"].to_pylist()[0] >= 10]
     marked = [replace(add, deletionVector=inline([0])) for add in adds]
@@ -196,7 +196,7 @@ def _operations(store: ObjectStore) -> list[str]:
 def _met(act: Callable[[ObjectStore], None]) -> Iterator[tuple[MemoryStore, bool]]:
     """Let another process act at each request of an expiry.
 
-    Yield each resulting store, and whether that process committed first.
+    Yield each resulting store, and whether the other process committed first.
     """
     for number in range(requests()):
         left = copy_of(start())

@@ -2,7 +2,8 @@
 
 Also run another operation at each request of the erasure. Also run the erasure at each request of another operation.
 
-In every order, the person is out of the table, all other persons are in it, and the report is correct.
+In every order of these operations, the table has all other persons but not the erased person, and the report is
+correct.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class Appended:
 
 @dataclass(slots=True)
 class Reader:
-    """Reads histories one after another, page by page. It checks each history at its end."""
+    """Reads histories one after another, page by page. The reader checks each history at its end."""
 
     world: World
     random: Random

@@ -31,7 +31,7 @@ SPECS = pytest.mark.parametrize("order", [None, "lsn"], ids=["in order of files"
 
 
 def given(root: Path, order: str | None) -> KeyedLanding:
-    """Return a table with three regions and landed rows. Its next files contain puts, a delete and a patch."""
+    """Return a table with three regions and landed rows. The next files to land contain puts, a delete and a patch."""
     landing = make_landing(root, replace(KEYED, region_specs=THREE_REGIONS), op="_op", order_by=order)
     landing.land("0", *({"id": key, "name": "old", "lsn": 0} for key in KEYS))
     landing.ingest()

@@ -33,7 +33,7 @@ Step = Callable[[TransactionLog, Lease], object]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The call during which the process ends. It is `run` under an existing lease, or the acquisition itself."""
+    """The call that the end of the process interrupts. The call is `run`, or acquires the lease if `run` is None."""
 
     name: str
     run: Step | None
@@ -89,7 +89,8 @@ def test_a_maintainer_may_end_at_any_request_and_the_next_one_goes_on(case: Case
 class Ended:
     """A dead process.
 
-    `first` is the index in `trace` of the first request of the case. `lease` is its lease, if it got one.
+    `first` is the index in `trace` of the first request of the case. `lease` is the lease of the dead process, or None
+    if the process got no lease.
     """
 
     trace: list[str]
@@ -98,7 +99,7 @@ class Ended:
 
 
 def ended(case: Case, objects: MemoryStore, point: tuple[int, CrashFault] | None) -> Ended:
-    """Run the case on `objects` until the point, or to its end."""
+    """Run the case on `objects` until the process ends at `point`. Without a point, run the whole case."""
     store = FaultStore(objects)
     log = log_on(store, clock=ManualClock(), seed=2)
     head = log.snapshot()
@@ -130,7 +131,7 @@ def the_next_one_goes_on(objects: MemoryStore, before: Ended) -> None:
     assert head.version == (2 if landed else 1)
     deleted = [removal(path.rpartition("/")[2].removesuffix(".parquet")) for path in head.splits]
     log.commit(head, [*deleted, split("next"), lease.fence], operation="M", requirements=[lease.requirement])
-    if before.lease is not None:  # it commits late, as if it had only been paused
+    if before.lease is not None:  # the ended process commits late, as if it had only been paused
         with pytest.raises(Fenced):
             commits(log_on(objects, seed=9), before.lease, "late")
     lease.release()

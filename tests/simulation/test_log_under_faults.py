@@ -2,7 +2,7 @@
 
 The stores lose replies, refuse or delay requests, return wrong listings, and end processes. One thread plays all
 writers. Before any request of a writer, another writer may do one piece of work. A delayed put may also be applied. The
-seed decides this. The same seed replays the same run exactly:
+seed decides when other writers work and when delayed puts are applied. The same seed replays the same run exactly:
 
     TIDEMARK_SEED=1234 python -m pytest tests/simulation      one seed
     TIDEMARK_SCALE=100 python -m pytest tests/simulation    a hundred times as many (`make simulate SCALE=100`)
@@ -185,7 +185,7 @@ class World:
         return planner(self.random, f"w{self.names}", snapshot)
 
     def write_splits(self, work: Work) -> None:
-        """Write the split files of the work. A writer does this before the commit."""
+        """Write the split files of the work. A writer writes the files before the commit."""
         for action in work.actions:
             if isinstance(action, Add):
                 self.objects.put(action.path, b"rows", Overwrite())
@@ -425,7 +425,7 @@ class Writer:
         return snapshot
 
     def check_seen(self, snapshot: Snapshot) -> None:
-        """Assert that the readable part of a snapshot is correct. Its splits are read only when they are used."""
+        """Assert that the readable part of a snapshot is correct. A snapshot reads its splits only on use."""
         assert snapshot.timestamp == self.world.oracle.read()[snapshot.version].timestamp
         if self.random.random() > LOOKED_AT:
             return

@@ -1,8 +1,8 @@
 """Kill a merger at each request of a merge, before or after the request takes effect. The rows are merged exactly once.
 
 The put of the version file commits the merge. Readers see the old base before this put, and the merged base after it. A
-later process finds either the old base or the merged base. It never finds a partial merge or two live rows of one key.
-The result is the same as without the kill.
+later process finds either the old base or the merged base. The later process never finds a partial merge or two live
+rows of one key. The result is the same as without the kill.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def _publish(mirrors: Mirrors, store: ObjectStore, seed: int = 7) -> object:
 
 
 def _instants(mirrors: Mirrors) -> range:
-    """Return some request numbers of a publication. With a large `SCALE`, return all of them."""
+    """Return some request numbers of a publication. With a large `SCALE`, return all request numbers."""
     requests = FaultStore(copy_of(_start(mirrors)))
     _publish(mirrors, requests)
     return range(0, len(requests.trace), max(1, 4 // scaled(1)))

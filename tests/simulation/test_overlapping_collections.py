@@ -1,7 +1,7 @@
-"""Two collections of one table overlap, and the older one is paused for any time. Each succeeds or conflicts.
+"""Two collections of a table overlap, and the older one pauses for any time. Each collection succeeds or conflicts.
 
 A paused collection may have lost its lease long ago. Another collection may have removed objects that the paused
-collection had read. Such a missing object is not damage, so the advice to run `fsck` would be wrong
+collection had read. An object that another collection removed is not damage, so the advice to run `fsck` would be wrong
 (`retry_if_collected`).
 """
 
@@ -155,7 +155,7 @@ def _goes_on_and_collects(store: ObjectStore) -> int:
 def _goes_on_and_collects_later(store: ObjectStore) -> int:
     """Collect later. By its own clock, the paused collection still retains a version whose generations are deleted.
 
-    The version was superseded after the time of that clock.
+    The version was superseded after the time of the paused collection's clock.
     """
     for seats in (11, 12):
         _go_on(store, seats, ManualClock(START_MS + 2 * 10**9, step_ms=1))
@@ -240,7 +240,7 @@ class Turns:
         self._left = self._random.randint(1, LONGEST_BURST)
 
     def of(self, name: str) -> Callable[[RequestKind, str], None]:
-        """Return the `watch` of a process. Each of its requests waits for its turn."""
+        """Return the `watch` of a process. Each request of the process waits until the process has its turn."""
 
         def wait(_kind: RequestKind, _key: str) -> None:
             with self._changed:

@@ -187,7 +187,7 @@ def _simulate(seed: int) -> None:
         log.drain(WAIT_MS)
         if random.random() < 0.3:
             random.choice(stores).deliver(1)
-        if not going_on and random.random() < 0.7:  # otherwise the caller tries once more with a failed writer
+        if not going_on and random.random() < 0.7:  # otherwise the caller calls the failed writer once more
             log.close()
             clock.now += 1
             log = opened(stores, clock, 1_000 * seed + call)

@@ -123,8 +123,8 @@ def break_off_write_and_merge(own: RawReads, name: str) -> None:
 ACTS = (distribute, distribute_and_merge, distribute_and_collect, break_off_write_and_merge)
 USUAL = ("by_scan", "by_keys", "by_history")
 OTHERS = sorted(READS.keys() - {*USUAL})
-# The table of several regions is tested with each pair of an action and a usual read. For the other tables, each action
-# and each read occurs in at least one case.
+# The table of several regions is tested with each pair of an action and a read in `USUAL`. For the other tables, each
+# action and each read occurs in at least one case.
 CASES = [
     *product(["parts"], ACTS, USUAL),
     *product(["users"], ACTS, ["by_scan"]),

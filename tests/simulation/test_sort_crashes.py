@@ -2,9 +2,9 @@
 
 Acknowledged rows exist exactly once.
 
-The put of the region's manifest commits the sort. Before this put, no object refers to the new files. After it, the
-sorted generation replaces its inputs. Every process that continues (writer, distributor, merger, sorter or collector)
-finds one of these two states.
+The put of the region's manifest commits the sort. Before this put, no object refers to the new files. After this put,
+the sorted generation replaces its inputs. Every process that continues (writer, distributor, merger, sorter or
+collector) finds one of these two states.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _process(store: ObjectStore, seed: int) -> KeyedTable:
 
 
 def _sort(table: KeyedTable) -> bool:
-    """Sort the waiting generations. Return True if there were any."""
+    """Sort the waiting generations. Return True if any generation was waiting."""
     works = generation_write.plan_sort(table.store, table.snapshot, terms=TERMS)
     for work in works:
         result = generation_write.execute_sort(table.store, work, clock=table.clock, ids=table.ids)

@@ -2,8 +2,8 @@
 
 The statement is done completely or not at all.
 
-The same is true if the store does not report the outcome of the commit. A statement that must be applied once is
-applied once, even if it is repeated.
+The statement is also done completely or not at all if the store does not report the outcome of the commit. A statement
+that must be applied once is applied once, even if it is repeated.
 """
 
 from __future__ import annotations

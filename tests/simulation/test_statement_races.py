@@ -139,8 +139,9 @@ OTHERS: Mapping[str, tuple[str, Act, Model]] = {
     "ingest": ("INGEST", _ingest, lambda rows: [*rows, *LANDED]),
 }
 
-# ok: both commit, in either order, and mine may plan again. abort: if theirs committed in between, mine commits
-# nothing. If two processes ingest one file, the second process finds nothing to do.
+# "mine" is the tested statement and "theirs" is the other action. ok: both commit in either order, and mine may plan
+# again. abort: mine commits nothing if theirs committed after mine was planned. If two processes ingest one file, the
+# second process finds nothing to do.
 TABLE = """
 mine \\ theirs  | delete | delete an hour | update | overwrite | upsert | append | compact | index | expire | restore | upkeep | sort schema | columns | window | rewindow | ingest
 delete         | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | ok          | ok      | ok     | ok       | ok
@@ -164,7 +165,8 @@ ingest         | ok     | ok             | ok     | ok        | ok     | ok     
 def _repeatable(name: str) -> Callable[[ObjectStore], None]:
     """Return the other action.
 
-    Its effect is computed once for equal objects, because most requests of a statement only read.
+    The effect of the action is computed once for equal objects. Most requests of a statement only read, so the objects
+    are often equal.
     """
 
     def act(store: ObjectStore) -> None:
@@ -218,7 +220,7 @@ def _require_expected(store: ObjectStore, since: Snapshot, order: Sequence[str])
     history = [entry for entry in opened(store, 50).history() if entry.version > since.version]
     for entry in reversed(history):
         known = models[entry.operation]
-        # A compaction may commit several times. It plans again if the settings changed during the run.
+        # A compaction may commit several times. The compaction plans again if the settings changed during the run.
         rows = (known[0] if entry.operation == "COMPACT" else known.pop(0))(rows)
     names = opened(store, 51).schema.names
     assert rows_of(store) == kept([{name: each.get(name) for name in names} for each in rows])

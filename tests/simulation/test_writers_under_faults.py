@@ -4,10 +4,10 @@ The stores lose replies, refuse or delay requests, and end processes. A merger t
 considers dead. A writer that is alive continues under its own epoch.
 
 One thread plays all processes. Before any request of a process, another process may do one piece of work. A delayed put
-may also be applied. The seed decides this. The clocks differ by ten minutes. The expected result is a set of possible
-table contents. Each of them includes all acknowledged calls, and all, some or none of the calls of unknown outcome. A
-claim decides permanently which of these calls took effect. A call under a lost epoch is never acknowledged and never
-visible. The same seed replays the same run exactly:
+may also be applied. The seed decides when other processes work and when delayed puts are applied. The clocks differ by
+ten minutes. The expected result is a set of possible table contents. Each possible content includes all acknowledged
+calls, and all, some or none of the calls of unknown outcome. A claim decides permanently which of these calls took
+effect. A call under a lost epoch is never acknowledged and never visible. The same seed replays the same run exactly:
 
     TIDEMARK_SEED=1234 python -m pytest tests/simulation      one seed
     TIDEMARK_SCALE=100 python -m pytest tests/simulation    a hundred times as many (`make simulate SCALE=100`)
@@ -85,7 +85,7 @@ class Possible:
     written: frozenset[int]
 
     def after(self, call: int, change: Change) -> Possible:
-        """Return this content after one more call."""
+        """Return the possible table content after one more call."""
         return Possible(frozenset(change(dict(self.known)).items()), self.written | {call})
 
 
@@ -187,7 +187,7 @@ class World:
 
 
 class Process:
-    """A sequence of processes on one machine. Each ends with a crash, and the next starts without memory."""
+    """A sequence of processes on one machine. Each process ends with a crash and leaves no memory to the next."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world

@@ -1,1 +1,1 @@
-"""Code that test files and benchmarks share. The product does not import it, and the wheel does not contain it."""
+"""Code that test files and benchmarks share. The product never imports `tests.support`, and the wheel omits it."""

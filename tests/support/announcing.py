@@ -1,4 +1,4 @@
-"""A landing location on the S3 server of the tests. An SQS queue of the same server announces its files."""
+"""A landing location on the S3 server of the tests. An SQS queue of the same server announces the landed files."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from storage_core.store.contract import ObjectInfo, ObjectStore
 
 
 class BlindListing:
-    """Wrapper around a store. Its `list` omits every key for which `misses` returns True."""
+    """Wrapper around a store. The `list` of the wrapper omits every key for which `misses` returns True."""
 
     def __init__(self, store: ObjectStore, misses: Callable[[str], bool]) -> None:
         self._store = store

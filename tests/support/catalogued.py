@@ -1,4 +1,4 @@
-"""The queries of a catalog. Three implementations answer them: the log, a catalog of the log, and a dictionary."""
+"""The queries of a catalog. The log, a catalog of the log, and a dictionary answer the same queries."""
 
 from __future__ import annotations
 

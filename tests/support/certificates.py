@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 def certificate(file: Path, host: str, *, ended: bool = False) -> Path:
     """Write a certificate and its key for this host, and return the file.
 
-    The certificate is valid until tomorrow. With `ended`, it has already expired.
+    The certificate is valid until tomorrow. With `ended`, the certificate has already expired.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])

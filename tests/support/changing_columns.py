@@ -113,7 +113,7 @@ def _as_wide(column: Column, now: Column) -> Column:
 
 
 def shown(value: Any, type_: str) -> Any:
-    """Return a value as a column of this type returns it. The value has this type or a narrower type."""
+    """Return a value of this type or of a narrower type in the form in which a read of the column returns it."""
     if type_.startswith("timestamp") and not isinstance(value, dt.datetime):
         zone = dt.UTC if type_ == "timestamp" else None
         return dt.datetime(value.year, value.month, value.day, tzinfo=zone)

@@ -1,9 +1,9 @@
-"""A checker of recorded histories. It decides if a reader may see a result while other threads write, flush and merge.
+"""A checker of recorded histories. The checker decides if a reader may see a result during concurrent changes.
 
 Each actor records its calls with stamps of one logical clock. A lower stamp is always earlier than a higher stamp.
 `check` then requires an explanation for each read: in each region, the read must equal a prefix of the writes. The
-prefix contains all writes that the level promises, and all writes that the session has already seen. No prefix explains
-a gap, a duplicate, an invented row, a stale value or an older value.
+prefix contains all writes that the level promises, and all writes that the session has already seen. A read with a gap,
+a duplicate, an invented row, a stale value or an older value equals no prefix.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Write:
 class Mark:
     """A flush or merge of a region.
 
-    A read at `level` that begins after `ended` sees all rows durable before `covers`.
+    A read at `level` that begins after `ended` sees all rows that were durable before `covers`.
     """
 
     level: Level
@@ -82,8 +82,8 @@ class History:
 def check(history: History, region_of: Callable[[str], str]) -> None:
     """Raise `AssertionError` if a read has no explanation. The error contains this read.
 
-    `region_of` returns the region of a key. One choice of the unknown outcomes must explain all reads. Each unknown
-    outcome doubles the number of choices for its region.
+    `region_of` returns the region of a key. One combination of unknown outcomes must be consistent with all reads. Each
+    unknown outcome doubles the number of choices for its region.
     """
     for read in history.reads:
         names = [key for key, _ in read.found]

@@ -39,14 +39,14 @@ def decides(key: str) -> bool:
 
 
 def left_by_crashes(start: ObjectStore, run: Callable[[ObjectStore], object]) -> list[MemoryStore]:
-    """Run on a copy of the store. Return its distinct states before and after each request, as a crash leaves them."""
+    """Run on a copy of the store. Return the distinct states that a crash before or after each request leaves."""
     return [left["copy"] for left in left_in_stores({"copy": start}, lambda stores: run(stores["copy"]))]
 
 
 def left_in_stores(
     start: Mapping[str, ObjectStore], run: Callable[[dict[str, ObjectStore]], object]
 ) -> list[dict[str, MemoryStore]]:
-    """Run on copies of several named stores. Return their distinct states before and after each request.
+    """Run on copies of several named stores. Return the distinct states of the stores before and after each request.
 
     A crash leaves the effects of all earlier requests. The function therefore executes the run once, and copies all
     stores before each request and at the end. Each key of a delete counts as a request. Two objects are the same if
@@ -80,8 +80,8 @@ def left_in_stores(
 def at_both_ends(left: Iterable[T], store_of: Callable[[T], ObjectStore]) -> list[T]:
     """Return the first and the last state after each decisive put, in the order of the run.
 
-    Some objects of a put are not decisive. The first state has the fewest of these objects, and the last state has the
-    most. With a larger `SCALE`, return all states.
+    Some puts write objects that change no table on their own (`DECIDE_NOTHING`). The first state has the fewest of
+    these objects, and the last state has the most. With a larger `SCALE`, return all states.
     """
     alike: dict[frozenset[str], list[T]] = {}
     for each in left:

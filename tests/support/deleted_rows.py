@@ -1,4 +1,4 @@
-"""Functions that delete rows of live splits with deletion vectors, as a merge does. Tests of split readers use them."""
+"""Functions that tests of split readers use to delete rows of live splits by deletion vectors, as a merge does."""
 
 from __future__ import annotations
 

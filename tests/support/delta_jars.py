@@ -17,7 +17,7 @@ FOLDER = Path.home() / ".ivy2.5.2" / "jars"
 
 
 def main() -> None:
-    """Start a Spark with Delta Lake once, unless the JARs exist already."""
+    """Start Spark with Delta Lake once to download the JARs, unless all JARs exist already."""
     names = [f"{each.replace(':', '_', 1).replace(':', '-')}.jar" for each in (PACKAGE, *S3_PACKAGES)]
     if os.environ.get(JARS) or all((FOLDER / name).exists() for name in names):
         return

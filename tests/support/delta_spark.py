@@ -67,7 +67,7 @@ class DeltaSpark:
 
 @contextmanager
 def delta_spark(more: Mapping[str, str] = MappingProxyType({})) -> Iterator[DeltaSpark]:
-    """Yield the process, and end it with the block. Its environment includes `more`."""
+    """Yield the process, and end it with the block. The environment of the process includes `more`."""
     environment = {**os.environ, **quick_java.environment(), **more}
     environment["PYSPARK_SUBMIT_ARGS"] = f"{_SMALL} {environment['PYSPARK_SUBMIT_ARGS']}"
     command = [sys.executable, "-m", "tests.support.delta_spark"]

@@ -70,7 +70,7 @@ class Producer:
 class Day:
     """The files of a day by name, each with its lines.
 
-    - `landed`: new files. Some are copies of older files under a new name.
+    - `landed`: new files. Some new files are copies of older files under a new name.
     - `same`: older files that are written again with the same content.
     - `replaced`: older files that get another content.
     """
@@ -82,7 +82,7 @@ class Day:
 
 @dataclass
 class Course:
-    """The changes and files of a month. A random number generator selects them."""
+    """The changes and files of a month. A random number generator selects the changes and files."""
 
     drawn: random.Random
     producers: Sequence[Producer]
@@ -92,7 +92,7 @@ class Course:
     files: dict[str, Sequence[str]] = field(default_factory=dict)
 
     def day(self, day: int) -> Day:
-        """Return the next day. On the last `quiet` days, the producers send only valid lines of the declaration."""
+        """Return the next day. On the last `quiet` days, the producers send only lines that fit the declaration."""
         is_quiet = day >= self.days - self.quiet
         landed: dict[str, Sequence[str]] = {}
         for producer in self.producers:

@@ -96,10 +96,10 @@ class TasksMeanwhile:
 
 @dataclass(slots=True)
 class Board:
-    """The tables of a raw log by name, each in its own store. `distribute` distributes into all of them.
+    """The tables of a raw log by name, each in its own store. `distribute` distributes rows into all these tables.
 
-    Every distributor has its own IDs, so boards on the same stores need different seeds. `raw_clock` is the clock with
-    which the test created the stores of the raw log, or None.
+    Every distributor has its own IDs, so several `Board` objects on the same stores need different seeds. `raw_clock`
+    is the clock with which the test created the stores of the raw log, or None.
     """
 
     stores: Sequence[ObjectStore]

@@ -1,7 +1,7 @@
-"""A model of landed JSON lines in plain Python. It predicts which lines land, and why the other lines are rejected.
+"""A model of landed JSON lines in plain Python. The model predicts the landed lines and the reasons of all rejections.
 
-The model follows the rules in docs/declarations.md and shares no code with the product. It knows the types of the
-simulated producers only.
+The model follows the rules in docs/declarations.md and shares no code with the product. The model contains only the
+types of the simulated producers.
 """
 
 from __future__ import annotations

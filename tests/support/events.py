@@ -1,4 +1,4 @@
-"""An events table for tests, with windows, sorted by service, host and descending time. Its snapshots need no log."""
+"""An events table for tests, with windows, sorted by service, host and descending time. Snapshots need no log."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def snapshot(
     mergeskips: Sequence[MergeSkip] = (),
     timestamp: int = 1_000_000,
 ) -> Snapshot:
-    """Return a snapshot in which exactly `adds` are live. Each was added by its own version."""
+    """Return a snapshot in which exactly `adds` are live. Every split was added by a separate version."""
     metadata = Metadata(
         id=TABLE_ID, schemaString=to_schema_string(SCHEMA), configuration=config.to_configuration(), createdTime=0
     )

@@ -124,7 +124,7 @@ def partitioned() -> EveryKind:
 def changed_columns() -> EveryKind:
     """Return a table of every kind whose columns changed.
 
-    Its splits, generations and log contain data of both schemas.
+    The splits, generations and log of the table contain data of the old and the new schema.
     """
     found = every_kind()
     table = open_copy(found.store, found.clock)
@@ -185,7 +185,7 @@ def questions(older: int) -> Mapping[str, Ask]:
 
 
 def answers(store: ObjectStore, clock: ManualClock, older: int) -> dict[str, Answer]:
-    """Return every answer, or the typed error that a query raised. Raise any other exception."""
+    """Return every answer, or the typed error that a query raised. Raise every exception that is not a typed error."""
     found: dict[str, Answer] = {}
     for name, ask in questions(older).items():
         try:
@@ -213,7 +213,7 @@ def published() -> EveryKind:
 def _write(table: KeyedTable, name: str) -> None:
     """Write two WAL entries and flush them.
 
-    The first entry inserts three rows. The second changes a row that every batch changes.
+    The first entry inserts three rows. The second entry changes a row that every batch changes.
     """
     with table.writer(WriterOptions(segment_rows=1)) as writer:
         writer.put([{"id": f"{name}-{each}", "status": each, "text": name} for each in range(3)])

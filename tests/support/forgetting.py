@@ -259,7 +259,7 @@ DATA = frozenset({"split", "raw_chunk", "quarantine"})
 
 
 def require_true(report: ForgetReport, places: set[tuple[str, str]]) -> None:
-    """Fail if the report misses an object that contains the person, or contains a data object without the person."""
+    """Fail if the report omits an object with the person's rows, or lists a data object without the person's rows."""
     named = {(each.store, each.key) for each in report.held}
     assert places <= named, sorted(places - named)
     wrong = {(each.store, each.key) for each in report.held if each.kind in DATA} - places

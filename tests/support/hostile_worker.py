@@ -25,7 +25,7 @@ from tests.support.scale import scaled
 
 SEED = 13
 ROOM_BYTES = 6 * 2**30
-"""The bytes of address space that the process may allocate from its first case on."""
+"""The bytes of address space that the process may allocate after the start of its first case."""
 
 _ROOT = Path(__file__).resolve().parents[2]
 _JUDGED = re.compile(r"judged (\d+), refused (\d+)")
@@ -40,9 +40,9 @@ The function may raise a `TidemarkError` if this is a correct outcome. The case 
 def survives(module: str, count: int) -> int:
     """Assert that a process checks this many cases without a fault, and return the number of refused cases.
 
-    The cases come from the seed `TIDEMARK_SEED`. Without it, the seed depends on `TIDEMARK_SCALE`, so that a longer run
-    tries different cases. If a case never ends, the timeout of pytest ends the test and the case. A note of the error
-    contains the case.
+    The cases come from the seed `TIDEMARK_SEED`. Without `TIDEMARK_SEED`, the seed depends on `TIDEMARK_SCALE`, so that
+    a longer run tries different cases. If a case never ends, the timeout of pytest ends the test and the case. A note
+    of the error contains the case.
     """
     seed = int(os.environ.get("TIDEMARK_SEED", SEED * scaled(1)))
     command = [sys.executable, "-m", module, str(seed), str(count)]

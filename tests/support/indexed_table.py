@@ -1,6 +1,6 @@
 """A small indexed table.
 
-Merges move its rows to other splits. Each step runs as in a job. Every search can be compared with a scan.
+Merges move the table's rows to other splits. Each step runs as in a job. Every search can be compared with a scan.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Indexing:
 
 
 class IndexedTable:
-    """A table in its own store. `retokenised` counts the rows that its catch-ups indexed."""
+    """A table in its own store. `retokenised` counts the rows that catch-ups of the table indexed."""
 
     def __init__(
         self,

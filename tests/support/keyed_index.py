@@ -1,4 +1,4 @@
-"""Keyed tables with and without an index of the primary key. Their splits are read by ranges."""
+"""Keyed tables with and without an index of the primary key. The splits of these tables are read by ranges."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ from tests.support.ids import SeededIds
 Row = dict[str, object]
 
 ALWAYS = SortingTerms(generations=0)
-"""Terms that allow a sort even if only one generation waits."""
+"""Thresholds that allow a sort even if only one generation waits."""
 
 PLANES = pa.schema([pa.field("tailnum", pa.string(), nullable=False), ("seats", pa.int64()), ("model", pa.string())])
 

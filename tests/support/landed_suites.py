@@ -1,4 +1,4 @@
-"""Files of other projects as landed files, compared with second readers: `python -m tests.support.landed_suites`.
+"""Comparison of landed files of other projects with a second reader: `python -m tests.support.landed_suites`.
 
 Each file lands alone, and its rows and rejections are compared with `second_readers`. The program prints the number of
 files, rows, rejections and refusals per suite, and each difference.
@@ -79,7 +79,7 @@ _FORMS: Final = {
     ".parquet": "parquet",
     ".feather": "arrow",
 }
-"""The format in which files with a suffix land. The suffix is that of the file without its compression."""
+"""The landing format by file suffix. For a compressed file, the suffix before the compression suffix applies."""
 
 _SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "dummy.tsv": {"delimiter": "\t"},
@@ -93,12 +93,12 @@ _SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "test_utf16_big.csv": {"encoding": "utf-16"},
     "test_utf16_little.csv": {"encoding": "utf-16"},
 }
-"""The settings of files that need some, by name."""
+"""The settings of files that cannot be read with the default settings, by file name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """The result of a landed file: its rows, and the reason of each rejection. `refused` is the reason for no row."""
+    """The result of a landed file: its rows, the reason of each rejection, and the reason why the file is refused."""
 
     rows: Sequence[Any] = ()
     rejected: Sequence[str] = ()
@@ -173,7 +173,7 @@ def outcomes(root: Path) -> Iterator[Outcome]:
 
 @dataclass(frozen=True, slots=True)
 class JsonText:
-    """The bytes that land for a JSON file in one of `JSON_WAYS`, and the name under which they land."""
+    """The bytes and the name of the landed file that is made from a JSON file in one of `JSON_WAYS`."""
 
     name: str
     file: SuiteFile
@@ -181,7 +181,7 @@ class JsonText:
 
 
 def json_texts(way: str, files: Iterable[SuiteFile]) -> list[JsonText]:
-    """Return what lands for each JSON file in one of `JSON_WAYS`, without the files that cannot land so."""
+    """Return the landed texts of JSON files in one of `JSON_WAYS`. Files that this way excludes are omitted."""
     texts = [(file, _json_text(way, file)) for file in files if file.form == "json"]
     return [
         JsonText(f"{way}-{number:03}-{file.short_name if data is file.data else file.plain_name}", file, data)
@@ -191,7 +191,7 @@ def json_texts(way: str, files: Iterable[SuiteFile]) -> list[JsonText]:
 
 
 def _json_text(way: str, file: SuiteFile) -> bytes | None:
-    """Return the bytes that land for a file, or None."""
+    """Return the landed bytes of a file, or None if the file cannot land in this way."""
     text = file.plain
     match way:
         case "document" | "lines":
@@ -208,7 +208,7 @@ def _json_text(way: str, file: SuiteFile) -> bytes | None:
 
 
 def _on_one_line(text: bytes) -> bytes:
-    """Return a JSON text without line breaks, which are only between its values."""
+    """Return a JSON text without line breaks. The text has line breaks only between its values."""
     return text.replace(b"\r", b" ").replace(b"\n", b" ")
 
 
@@ -236,7 +236,7 @@ def _json_outcomes(root: Path, way: str, files: Iterable[SuiteFile]) -> Iterator
 
 
 def _json_difference(file: SuiteFile, way: str, landed: Landed, expected: Expected) -> str | None:
-    """Return the difference from the second reader, or from the name of a file of the JSONTestSuite."""
+    """Return the difference from the second reader, or from the result that a JSONTestSuite file name prescribes."""
     found = difference(landed, expected, lambda row, wanted: wanted.is_landed_as(row))
     return found or (_against_name(file, way, landed) if file.suite == JSON_TEST_SUITE else None)
 
@@ -342,7 +342,7 @@ def _landed_typed(root: Path, file: SuiteFile) -> Landed:
 
 
 def difference(landed: Landed, expected: Expected, is_same: Callable[[Any, Any], bool]) -> str | None:
-    """Return how a landed file differs from the second reader, or None."""
+    """Return the difference between the landed rows and the rows of the second reader, or None."""
     if expected.rows is None:
         is_refused = landed.refused is not None or (landed.rejected and not landed.rows)
         return None if is_refused else f"{_counts(landed)}, and the second reader refuses the file"
@@ -363,7 +363,7 @@ def _counted(rows: int, rejected: int) -> str:
 
 
 def report(found: Iterable[Outcome]) -> str:
-    """Return a table of counts in Markdown, with a line per suite and way."""
+    """Return a Markdown table of counts, with a line for each suite and way of landing."""
     table = [
         "| Suite | Lands as | Files | Rows | Rejected | Refused files | Different |",
         "|---|---|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""Lower limits for a process, for a block or permanently: open files, address space, file sizes."""
+"""Functions that reduce limits of a process, for a block or permanently: open files, address space, file sizes."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def split(name: str, rows: int = 1) -> Add:
 
 
 def full_split() -> Add:
-    """Return an add in which every field has a distinct value. The keys of its maps are unsorted."""
+    """Return an add in which every field has a distinct value. The keys of the add's maps are unsorted."""
     return Add(
         path="splits/900/full.parquet",
         size=123,

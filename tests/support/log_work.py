@@ -64,7 +64,7 @@ class Work:
 
 
 Planner = Callable[[Random, str, Snapshot], Work | None]
-"""Function that plans work from a random source, a unique name and a snapshot. It returns None if there is no work."""
+"""Function that plans work from a random source, a unique name and a snapshot. Without work, the result is None."""
 
 
 def append(random: Random, name: str, snapshot: Snapshot) -> Work:

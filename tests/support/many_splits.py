@@ -53,7 +53,7 @@ def table_of_many(root: Path, *, splits: int, windows: int) -> TransactionLog:
 def with_splits(head: Snapshot, *tables: pa.Table) -> Snapshot:
     """Return the snapshot with the splits of these tables as live splits.
 
-    Its state seems to have one manifest per table.
+    The snapshot is built as if its state had one manifest per table.
     """
     parts = tuple(Part.of(manifest_info("", files, head), files) for files in tables)
     live = sum(len(files) for files in tables)

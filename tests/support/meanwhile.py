@@ -41,10 +41,10 @@ class Meanwhile:
 def repeatable(act: Callable[[ObjectStore], T]) -> Callable[[ObjectStore], T]:
     """Return an action that runs once for each content of a store.
 
-    For another store with the same content, its effect is copied.
+    For another store with the same content, the effect of the first run is copied.
 
-    The effect of the action must depend only on the objects. A repetition removes and writes the same objects as the
-    action did in the first store.
+    The effect of the action must depend only on the objects. In each further store, the function removes and writes the
+    same objects as the action did in the first store.
     """
     known: dict[frozenset[tuple[str, bytes]], tuple[T, dict[str, bytes], list[str]]] = {}
 

@@ -29,7 +29,7 @@ _ALONE = Path(tempfile.gettempdir()) / f"tidemark-pg-{os.getuid()}.lock"
 
 
 class Postgres:
-    """Schemas in a server that can be killed and restarted. `uri` is the URI of its database."""
+    """Schemas in a server that can be killed and restarted. `uri` is the URI of the server's database."""
 
     def __init__(self, server: PostgresServer) -> None:
         self.uri = server.get_uri()
@@ -80,7 +80,7 @@ class Postgres:
 
 @contextmanager
 def running(*, hurried: bool = True) -> Iterator[Postgres]:
-    """Start a server in a new folder, and stop it at the end. Raise if it does not start.
+    """Start a server in a new folder, and stop it at the end. Raise an error if the server does not start.
 
     A `hurried` server never waits for the disk, because no test simulates a power loss.
     """
@@ -111,7 +111,7 @@ def _hurry(uri: str) -> None:
 def _initialize(server: PostgresServer, folder: Path) -> None:
     """Create the data folder on a machine where only root can read the user list.
 
-    This is necessary because `initdb` looks up its own user name.
+    `initdb` looks up its own user name and therefore needs a readable user list.
 
     The process gets a copy of the user list in place of the real file. Other processes do not see the copy.
     """

@@ -204,7 +204,7 @@ def by_spark(uri: str, versions: Sequence[int], names: Sequence[Sequence[str]], 
 
 
 def by_daft(format_: str, place: str, versions: Sequence[tuple[int, Sequence[str]]]) -> list[Rows]:
-    """Return the rows of these columns that Daft finds at each version. For Delta, it reads the newest version."""
+    """Return the rows of these columns that Daft finds at each version. For Delta, Daft reads the newest version."""
     return [ordered(each) for each in _by_reader("daft_tables.py", format_, place, versions)]
 
 

@@ -34,7 +34,7 @@ def produce(board: Board, *numbers: int, table: str = "events", seed: int = 1, i
 
 
 def raw_board(*names: str) -> Board:
-    """Return a board with an append table and a raw log in stores of these names. The clock is at `START_MS`."""
+    """Return a `Board` with an append table and a raw log in stores of these names. The clock is at `START_MS`."""
     clock = ManualClock()
     stores = [MemoryStore(name, clock=clock) for name in names]
     return Board(stores, {"events": MemoryStore("events")}, raw_clock=clock).create()

@@ -68,7 +68,7 @@ class RawReads:
         return made
 
     def board(self, over: Mapping[str, ObjectStore] | None = None) -> Board:
-        """Return the board of a distributor. `over` replaces some stores."""
+        """Return the `Board` of a distributor. `over` replaces some stores."""
         self.seed += 1
         stores = {**self.stores, **(over or {})}
         tables = {name: stores[name] for name in TABLES}

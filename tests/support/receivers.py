@@ -1,4 +1,4 @@
-"""Receivers of alerts for tests: a web server and a mail server on the loopback address. Both store all alerts."""
+"""Test receivers that store all alerts: a web server and a mail server on the loopback address."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from typing import Any
 class Web(ThreadingHTTPServer):
     """Web server that answers every POST with `status`.
 
-    `taken` contains the received objects. `authorizations` contains their `Authorization` headers.
+    `taken` contains the received objects. `authorizations` contains the `Authorization` headers of the received
+    requests.
     """
 
     def __init__(
@@ -52,8 +53,8 @@ class _Post(BaseHTTPRequestHandler):
 class Mail(socketserver.ThreadingTCPServer):
     """Mail server with enough SMTP to accept a message. `taken` contains the messages as received.
 
-    With `tls`, the connection is encrypted from the start. With `offers_starttls`, it is encrypted after the command
-    STARTTLS. `logins` are the logins of clients.
+    With `tls`, the connection is encrypted from the start. With `offers_starttls`, the connection is encrypted after
+    the command STARTTLS. `logins` are the logins of clients.
     """
 
     daemon_threads = True

@@ -40,7 +40,7 @@ _END_OF_HEAD = b"\r\n\r\n"
 
 
 class HttpFault(StrEnum):
-    """A fault of the connection between client and server. `Answer` is the other kind of fault."""
+    """A fault of the connection between client and server. `Answer` is a fault of the reply."""
 
     REPLY_LOST = "applied, the connection closed without an answer"
     REQUEST_LOST = "never applied, the connection closed without an answer"
@@ -174,7 +174,7 @@ class S3Server:
 
     def __init__(self) -> None:
         self.front = Front()
-        self.bucket = f"tidemark-{uuid4()}"  # not from `Ids`: requests over a socket do not replay
+        self.bucket = f"tidemark-{uuid4()}"  # random, because requests over a socket cannot be replayed from a seed
         app = DomainDispatcherApplication(create_backend_app)
         handler = _handler(_Server(app, self.front, threading.Lock()))
         self._server: BaseWSGIServer = make_server("127.0.0.1", 0, app, threaded=True, request_handler=handler)
@@ -224,7 +224,7 @@ class _Reply:
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """The application behind its front, one request at a time."""
+    """The S3 application with its `Front`. The server handles one request at a time."""
 
     app: DomainDispatcherApplication
     front: Front

@@ -1,6 +1,6 @@
 """Different keys with the same hash.
 
-The keys have two integer columns. The second is computed by inverting the hash.
+The keys have two integer columns. The second column is computed by inverting the hash.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 def keys_of_one_hash(count: int) -> pa.Table:
     """Return this many different keys of the columns `a` and `b`. All keys have the same hash."""
     first = np.arange(count, dtype=np.int64)
-    begun = key_hashes(pa.table({"a": first}), ["a"]) + _GOLDEN  # the hash of `b` is combined with this
-    wanted = begun ^ begun[0]  # the hash of `b` must equal this, except for the hash of the first key
+    begun = key_hashes(pa.table({"a": first}), ["a"]) + _GOLDEN  # `begun` is combined with the hash of `b`
+    wanted = begun ^ begun[0]  # with this hash of `b`, every key has the combined hash `begun[0]`
     second = _unmixed(wanted) - _GOLDEN
     found = pa.table({"a": first, "b": second.view(np.int64)})
     assert len(np.unique(key_hashes(found, ["a", "b"]))) == 1

@@ -77,7 +77,7 @@ class SampleTable:
         return self.log.checkpoint(self.log.snapshot()).version
 
     def superseded(self) -> Snapshot:
-        """Return a superseded version. It is older than a checkpoint, and its retention ended an hour ago."""
+        """Return a superseded version. The version is older than a checkpoint, and its retention ended an hour ago."""
         old = self.append(2)
         target = self.log.snapshot()
         self.replace(old)

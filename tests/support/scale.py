@@ -6,12 +6,12 @@ import os
 
 
 def scale() -> float:
-    """Return the number in `TIDEMARK_SCALE`, by default 1. `make check` sets one half."""
+    """Return the number in `TIDEMARK_SCALE`, by default 1. `make check` sets `TIDEMARK_SCALE` to one half."""
     return float(os.environ.get("TIDEMARK_SCALE", "1"))
 
 
 SMALL = 30
-"""A scale below 1 does not reduce counts up to this value. Examples are the number of days or kills in a test setup."""
+"""A scale below 1 never reduces a count up to `SMALL`, such as the number of days or kills in a test setup."""
 
 
 def scaled(default: int) -> int:

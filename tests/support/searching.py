@@ -54,5 +54,5 @@ def recall(
     filter: Filter | None = None,  # noqa: A002  # as of `Table.recall`
     **of_recall: Any,
 ) -> Recall:
-    """Return the result of `vectors.recall`. `of_recall` are its further arguments."""
+    """Return the result of `vectors.recall`. `of_recall` are further arguments of `vectors.recall`."""
     return measured.recall(Searched(store=store, snapshot=snapshot, filter=filter), **of_recall)

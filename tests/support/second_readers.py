@@ -1,7 +1,7 @@
-"""Readers of foreign files that share no code with the product: the rows that a landed file should become.
+"""Readers of files that share no code with the product and return the rows that a landed file should become.
 
 Python's own modules read JSON and CSV, `fastavro` reads Avro, DuckDB and Arrow read Parquet, and Arrow reads Arrow.
-The rules of landing that are not rules of the format are few:
+The following rules belong to landing and not to the formats:
 
 - A JSON file is a sequence of values. The elements of an array are records, and a record must be an object.
 - The names of an object, or of the header of a CSV file, must differ. A CSV record must have as many fields as the
@@ -32,7 +32,7 @@ VALUE, REST = "v", "rest"
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The content of a file by a second reader.
+    """The content of a file, as read by a second reader.
 
     - `rows`: the rows, in the order of the file. None if the reader cannot read the whole file.
     - `rejected`: the number of records that cannot be rows.
@@ -218,7 +218,7 @@ def texts_of(rows: pa.Table) -> list[str]:
 
 
 def row_texts(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a text per row, in order. A column that is null is not in the text, because a landed null adds none."""
+    """Return a text per row, in order. The text omits a null column, because a null in a landed file adds no column."""
     return plain_texts({name: value for name, value in each.items() if value is not None} for each in rows)
 
 

@@ -8,7 +8,7 @@ The Python of the workers has the installed libraries, but not Tidemark. Each wo
 only import the parts of `jobs` and `storage_core` that the job has sent. Each worker has one core, so two concurrent
 tasks need two workers.
 
-A Spark Connect server can run on the cluster. It keeps its cores until the cluster ends:
+A Spark Connect server can run on the cluster. The Connect server keeps its cores until the cluster ends:
 
     server = cluster.start_connect_server()
     command = [sys.executable, "-m", "jobs", "merge", "--master", server, …]
@@ -57,7 +57,7 @@ class _Started:
     log: Path
 
     def wait_for(self, pattern: re.Pattern[str]) -> str:
-        """Return the matching part of the log when it appears. Raise `AssertionError` if it cannot appear any more."""
+        """Return the matching part of the log when it appears. Raise `AssertionError` if no match can appear."""
         deadline = time.monotonic() + _START_SECONDS
         running = True
         while running and time.monotonic() < deadline:
@@ -85,7 +85,7 @@ class _Events:
 class StandaloneCluster:
     """A master and its workers as processes on the loopback.
 
-    It is also a context manager that ends all these processes.
+    The cluster is also a context manager that ends all these processes.
 
     All files are below `folder`. `environment` is additional environment (credentials) of the workers and their tasks.
     """
@@ -148,7 +148,7 @@ class StandaloneCluster:
             "SPARK_CONF_DIR": str(no_settings()),
             # Otherwise the master would also serve REST on a fixed port.
             "SPARK_DAEMON_JAVA_OPTS": f"{quick_java.options(self._messages)} -Dspark.master.rest.enabled=false",
-            "SPARK_DAEMON_MEMORY": "512m",  # the minimum for a Connect server. Other processes use less
+            "SPARK_DAEMON_MEMORY": "512m",  # the minimum for a Connect server. Other processes use less memory
             "SPARK_NO_DAEMONIZE": "1",
         }
 
@@ -273,7 +273,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _of_this_machine() -> dict[str, str]:
     """Return the environment variables that Spark's scripts need.
 
-    Variables that would lead tasks to a checkout are excluded.
+    Variables that could let tasks import a source checkout are excluded.
     """
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "JAVA_HOME", "TMPDIR") if name in os.environ}
     return {**kept, "SPARK_HOME": str(spark_home()), "SPARK_LOCAL_IP": "127.0.0.1"}

@@ -16,14 +16,14 @@ class Steps:
         self.calls: dict[CodeType, int] = {}
 
     def trace(self, frame: FrameType, event: str, _argument: object) -> Any:
-        """Count a line or a call, as a hook of `sys.settrace`."""
+        """Count a line or a call. The method is a hook for `sys.settrace`."""
         self.count += 1
         if event == "call":
             self.calls[frame.f_code] = self.calls.get(frame.f_code, 0) + 1
         return self.trace
 
     def profile(self, _frame: FrameType, event: str, _argument: object) -> None:
-        """Count a call of C, as a hook of `sys.setprofile`."""
+        """Count a call of a C function. The method is a hook for `sys.setprofile`."""
         self.count += event == "c_call"
 
     def made(self, record: type) -> int:

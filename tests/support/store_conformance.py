@@ -275,7 +275,7 @@ class StoreConformance:
 class WriteNumberConformance:
     """Tests for stores whose ETags contain a write number. Each write gets a new ETag, even with equal bytes.
 
-    The contract does not require this.
+    The store contract does not require a new ETag for equal bytes.
     """
 
     def test_writing_equal_bytes_again_makes_a_new_etag_each_time(self, store: ObjectStore) -> None:

@@ -1,7 +1,8 @@
-"""A table with one large and several small windows. In every store, its objects have the same names and bytes.
+"""A table with one large and several small windows. Every store gets objects with equal names and bytes.
 
-The table has all that a compaction must preserve. It has strings with few and with many values, floats of every kind,
-decimals, dates and booleans. It also has nulls in every nullable column, overlapping splits, and deleted rows.
+The table has all kinds of data that a compaction must preserve. The table has strings with few and with many values,
+floats of every kind, decimals, dates and booleans. The table also has nulls in every nullable column, overlapping
+splits, and deleted rows.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tests.support.events import CONFIG, HOUR_SECONDS, SCHEMA, TABLE_ID, instant
 from tests.support.ids import SeededIds
 
 LARGE = 394_464 * HOUR_SECONDS
-"""The start of the large window. The small windows follow it."""
+"""The start of the large window. The small windows follow the large window."""
 
 WINDOWS = 5
 _BATCHES = 5

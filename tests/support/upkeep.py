@@ -25,7 +25,7 @@ ANY = SortingTerms(generations=0)
 
 @dataclass(frozen=True, slots=True)
 class FixedClock:
-    """A clock with a fixed time. Only its sleeps use the clock of the machine."""
+    """A clock with a fixed time. Only the sleeps of this clock use the clock of the machine."""
 
     at_ms: int
 
@@ -51,7 +51,7 @@ def run(step: str, table: Table, **options: object) -> JobReport:
 
 
 def merge(table: Table) -> bool:
-    """Merge flushed records and records of silent writers. Return True if there were such records."""
+    """Merge flushed records and records of silent writers. Return True if there were records to merge."""
     return run("merge", table).status == "committed"
 
 

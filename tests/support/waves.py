@@ -1,12 +1,12 @@
 """Count the sequential round trips of a read. In sequential round trips, one request waits for another.
 
-Clocks cannot measure this. On a busy machine, or in a fast store, one of two concurrent requests may end before the
-other begins. This module therefore tracks which thread waits for which other thread.
+Clocks cannot measure the number of round trips. On a busy machine, or in a fast store, one of two concurrent requests
+may end before the other begins. This module therefore tracks which thread waits for which other thread.
 
-Each request has a round trip number. Its thread may have waited for earlier requests. The number is one higher than the
-highest number of these requests. A thread waits for its own requests, and for the earlier requests of the thread that
-submitted its work. If a thread takes a result, the thread also waits for all requests that this result needed.
-Concurrent requests of other threads do not count.
+Each request has a round trip number. The thread of the request may have waited for earlier requests. The number is one
+higher than the highest number of these requests. A thread waits for its own requests. A worker thread also waits for
+the earlier requests of the thread that submitted the work. If a thread takes a result, the thread also waits for all
+requests that this result needed. Concurrent requests of other threads do not count.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Waves:
 
     def __init__(self) -> None:
         self.requests: list[tuple[int, str, str]] = []
-        """Round trip, kind and key, in the order of the start."""
+        """The round trip number, kind and key of each request, in the order in which the requests started."""
         self.bytes = Counter[str]()
         """The bytes read, by key."""
         self._here = threading.local()

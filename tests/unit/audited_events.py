@@ -106,7 +106,7 @@ class Events:
     def output(
         self, rows: pa.Table, inputs: Sequence[Add], where: SplitContext | None = None, window: int | None = 0
     ) -> Add:
-        """Write one split with any rows. Its metadata claims that the split replaces the inputs."""
+        """Write one split with any rows. The metadata of the split claims that the split replaces the inputs."""
         replaces = {each.path: each.numRecords or 0 for each in inputs}
         lineage = Lineage(operation="compact", operation_id="made-by-hand", replaces=replaces)
         return self.write(rows, where=where, window=window, lineage=lineage)

@@ -71,7 +71,7 @@ def expected(query: str) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the tail read small.
+    """Let the first fetch read only a small tail of the file.
 
     The first fetch then gets the directory and the values of both columns, but no bitmap.
     """

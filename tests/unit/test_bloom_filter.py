@@ -1,6 +1,6 @@
 """Bloom filters have no false negatives and few false positives.
 
-Their size depends on the number of keys (lesson 24).
+The size of a filter depends on the number of keys (lesson 24).
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def test_a_split_that_is_read_whole_is_kept_whole(store: MeteredStore, place: Pa
         split = lambda: found.append(open_split(store, add, footers=Footers(cache(place))).read())  # noqa: B023, E731
         assert gets(store, split) == expected
         assert found[0].equals(rows_of(1))
-    assert gets(store, lambda: read(store, add, cache(place))) == 0  # the cached whole split contains the parts
+    assert gets(store, lambda: read(store, add, cache(place))) == 0  # the cache has the whole split
 
 
 def test_whoever_has_no_footers_reads_the_store(store: MeteredStore, place: Path) -> None:

@@ -124,7 +124,7 @@ def test_an_entry_does_not_grow_with_the_chunks() -> None:
         for groups in (1, 20)
     )
     sizes = [len(json.dumps(to_json_object(each))) for each in (one, many)]
-    assert sizes[1] - sizes[0] < 60 * 5  # counts of nulls and positions have more digits
+    assert sizes[1] - sizes[0] < 60 * 5  # null counts and positions have more digits in the larger split
     assert len(open_split(store, many).metadata[KEY]) == 60 * 20 * 8 * 4 / 3
 
 

@@ -27,7 +27,7 @@ with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as listening:
 sys.exit(7)
 """
 
-# Records that it runs, and when it is asked to end.
+# A program that records its start and the request to end.
 TOLD = """
 import os, signal, time
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_the_server_of_a_killed_watch_is_killed_on_linux_and_stays_elsewhere(tmp
 def test_each_look_tries_to_reach_a_server_that_was_not_reached_before(
     free_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With growing pauses, a server that is finally up would get no heartbeat and would end itself."""
+    """If the pauses grew, a server that starts late would get no heartbeat and would end itself."""
     monkeypatch.setattr(code_server, "LOOK_SECONDS", 0.05)
     command = [sys.executable, "-c", REFUSING, str(free_port)]
     with pytest.raises(Unavailable, match="has ended with 7"):

@@ -1,7 +1,7 @@
 """Planning uses columns: its cost grows with the number of planned merges, not with the number of splits.
 
-The tests count steps, never seconds. Steps are executed lines of Python, calls of functions (also C functions), and
-created records.
+The tests count steps, never seconds. A step is an executed line of Python, a call of a function (also of a C function),
+or a created record.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ OLD_FILE = Txn(appId="landed:old", version=1)
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The commit for one row or column of the conflict table. It was planned on the table of the fixture."""
+    """The commit for one row or column of the conflict table. The commit was planned on the fixture's table."""
 
     actions: tuple[Action, ...]
     requirements: tuple[Requirement, ...] = ()
@@ -68,7 +68,7 @@ def merged(region: str, generation: int) -> MergedGenerations:
 
 
 def prune() -> Commit:
-    """Return the commit that prunes the transaction of the fixture. It was planned on version 1."""
+    """Return the commit that prunes the transaction of the fixture. The prune was planned on version 1."""
     return Commit((RemoveTxn(appId="landed:old"), Fence(resource=PRUNING, token=2)))
 
 
@@ -103,8 +103,8 @@ MINE: Mapping[str, Commit | None] = {
     "prune": prune(),
 }
 
-# ok: mine commits after theirs. abort: mine writes nothing and must plan again. drop: mine commits without the segment
-# of a removed split.
+# "mine" is the commit of the row and "theirs" is the commit of the column. ok: mine commits after theirs. abort: mine
+# writes nothing and must plan again. drop: mine commits without the segment of a removed split.
 TABLE = """
 mine \\ theirs | append | merge r | merge q | delete a | compact c d | compact a b | index c | index a | upkeep | window | drop idx | checkpoint | ingest | prune
 append        | ok     | ok      | ok      | ok       | ok          | ok          | ok      | ok      | ok     | abort  | ok       | ok          | ok     | ok

@@ -1,4 +1,4 @@
-"""A Delta table as a landing location, without Spark: its log, the files of each group, and equal rows."""
+"""Landing from a Delta table without Spark. The tests check the Delta log, the files of each group, and the rows."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def unit(text: str) -> configparser.ConfigParser:
 
 
 def judged(program: str, *arguments: object, text: str | None = None) -> str:
-    """Run a linter on a file or a text and return its output. Fail with the output if it finds a fault."""
+    """Run a linter on a file or a text and return its output. Fail with the output if the linter finds a fault."""
     python = locked_python("linters")
     command = [str(python.with_name(program)), *map(str, arguments)]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
@@ -85,7 +85,7 @@ def judged(program: str, *arguments: object, text: str | None = None) -> str:
 
 def test_the_linters_of_containers_compose_and_kubernetes_accept_the_files() -> None:
     assert judged("hadolint", DEPLOY / "Containerfile") == ""
-    text = re.sub(r"\$\{(\w+):\?\}", r"/\1", (DEPLOY / "compose.yaml").read_text())  # as the environment would set it
+    text = re.sub(r"\$\{(\w+):\?\}", r"/\1", (DEPLOY / "compose.yaml").read_text())  # give each variable a value
     assert judged("python", "-c", COMPOSED, text=text).split() == [*COMPOSE["services"]]
     judged("kubernetes-validate", "--strict", DEPLOY / "kubernetes" / "tidemark.yaml")
 

@@ -51,7 +51,7 @@ def chunk_keys(store: ObjectStore) -> list[str]:
     return sorted(info.key for info in store.list("live/"))
 
 
-# Once, for all tables.
+# One run distributes the rows of all tables.
 
 
 def test_every_table_gets_its_rows_and_a_second_run_does_nothing() -> None:

@@ -113,7 +113,7 @@ def test_the_page_of_configuration_lists_every_variable_of_the_environment() -> 
 
 # For each operation in the README table: the metric of the benchmark, and the first peer in README.
 MEASURED = {
-    "open a table of 1,000,000 files with all entries": (
+    "open a table of 1,000,000 files and load all file entries": (
         "log_at_scale",
         "open 1,000,000 files and look at all, statistics too",
         "delta-rs",

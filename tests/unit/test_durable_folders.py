@@ -1,8 +1,8 @@
 """A call is acknowledged only after an fsync of every folder in which it changed an entry.
 
-A visible entry is not yet durable. The tests watch the operating system, not our classes. They record which folders
-have entries without a later fsync. The fsync of a folder fails when a test requests this, as on a disk that reports an
-error.
+A visible entry is not yet durable. The tests watch the operating system, not our classes. The tests record which
+folders have entries without a later fsync. The fsync of a folder fails when a test requests this, as on a disk that
+reports an error.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ def test_a_file_whose_fsync_fails_is_written_anew_and_never_believed(
         status = os.fstat(descriptor)
         if stat.S_ISREG(status.st_mode):
             assert status.st_ino not in failed, "its pages count as clean now, and may be lost"
-            written.append(os.dup(descriptor))  # stays open, because the next file could reuse its number
+            written.append(os.dup(descriptor))  # the copy stays open, so that no other file gets the number
             if len(written) < 3:
                 failed.append(status.st_ino)
                 raise OSError(errno.EIO, "Input/output error")

@@ -1,4 +1,4 @@
-"""Selection of the first rows of many: the rows that are kept, and the point at which the search stops."""
+"""The selection of the first rows. The tests check the kept rows and the point at which the search stops."""
 
 from __future__ import annotations
 

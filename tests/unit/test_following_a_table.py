@@ -40,7 +40,7 @@ def follower(table: tm.Table, *, as_changes: bool = False) -> Follower:
 
 
 def rows_between(following: Follower, start: Position, end: Position) -> list[int]:
-    """Return the numbers of the rows that tasks read between two positions."""
+    """Return the values of column `n` in the rows that tasks read between two positions."""
     found: list[int] = []
     for each in following.work(start, end):
         batches = (

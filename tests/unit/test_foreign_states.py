@@ -1,4 +1,4 @@
-"""States that other systems wrote open, even without optional fields."""
+"""States that other systems wrote can be opened, even without optional fields."""
 
 from __future__ import annotations
 

@@ -328,7 +328,7 @@ def test_a_live_path_that_is_not_our_key_stops_the_collection(table: SampleTable
 
 
 def test_any_read_error_stops_before_anything_is_deleted(brief: SampleTable, clock: ManualClock) -> None:
-    # Lesson 41: at every single read, in both passes.
+    # Lesson 41: the collection stops at an error of any single read, in both passes.
     removed = brief.append(2)
     brief.replace(removed)
     brief.checkpoint()

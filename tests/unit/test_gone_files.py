@@ -254,7 +254,7 @@ def test_of_a_file_with_two_contents_or_none_everything_stays(bench: Bench) -> N
 def test_work_planned_before_files_were_pruned_records_nothing(bench: Bench) -> None:
     """Otherwise, a stalled run could add a file again.
 
-    Another run had ingested this file, and it was then removed and pruned.
+    Another run had ingested the file. The file was then removed, and its record was pruned.
     """
     bench.land(1, 2)
     stalled = bench.log.snapshot()

@@ -61,13 +61,13 @@ class Callers:
         self.pool = ThreadPoolExecutor(max_workers=20)
 
     def start(self, call: Callable[[], object]) -> Future[object]:
-        """Start a call and return when its put is at the gate."""
+        """Start a call and return when the closed gate blocks its put."""
         future = self.pool.submit(call)
         self.gate.arrived.acquire()
         return future
 
     def join(self, call: Callable[[], object], writer: RegionWriter) -> Future[object]:
-        """Start a call and return when it waits behind the put at the gate."""
+        """Start a call and return when the call waits behind the blocked put."""
         before = waiting(writer)
         future = self.pool.submit(call)
         until(lambda: waiting(writer) > before)
@@ -168,7 +168,7 @@ def test_every_call_of_an_entry_learns_that_its_outcome_is_unknown(gate: Gate, c
     with gate.closed():
         calls = [callers.start(lambda: writer.put(plane("a")))]
         calls += [callers.join(partial(writer.put, plane(name)), writer) for name in "bc"]
-        # The step for the request at the gate is looked up when the gate opens.
+        # The store chooses the step of the blocked request only when the gate opens.
         store.on_put(WAL, *[PutFault.DELAYED_THEN_UNKNOWN] * 4)
     for call in calls:
         with pytest.raises(CommitUnknown):

@@ -398,11 +398,14 @@ def test_a_page_costs_what_it_reads_and_nothing_of_what_was_read_before() -> Non
     assert all(set(each) == {"get"} for each in spent[1:])
     gets = {kind: [each["get"] for at, each in zip(kinds, spent, strict=True) if at == kind] for kind in set(kinds)}
     assert gets == {
-        # The split, and the requests that detect its last row: the next split, or manifest, generation and entry.
+        # A page of the base reads the split. To detect the last row, the page also reads the next split, or the
+        # manifest, generation and entry.
         "InBase": [5, 1, 1, 1, 1, 2, 1, 1, 1, 1, 4],
-        # Manifest, generation and entry. Then the next entry, with its generation if it differs.
+        # A page of a generation reads the manifest, the generation and the entry. The page then reads the next entry,
+        # and the generation of this entry if the generation differs.
         "InGenerations": [3, 4, 4, 5, 3, 4, 4, 4],
-        # The entry and the next entry, past the sentinel of the second claim.
+        # A page of the log reads the entry and the next entry. The sentinel of the second claim is between two of the
+        # entries.
         "InTail": [2, 3, 2, 1],
     }
 

@@ -87,7 +87,7 @@ ACTIONS: Mapping[str, dict[str, Any]] = {
     "removeTranslation": {"path": PATH},
 }  # fmt: skip
 
-# Invalid values for each JSON type of a field. A careless reader would accept some of them.
+# Invalid values for each JSON type of a field. A careless reader would accept some of these invalid values.
 WRONG: Mapping[type, list[object]] = {
     str: [1, True, 1.5, [], {}, ["a"]],
     int: ["1", True, 1.0, 1e300, [], {}, 2**63, -(2**63) - 1, 10**4000],

@@ -1,6 +1,6 @@
 """A merge takes over the rows of a silent writer. A writer that is still alive continues without loss or duplicates.
 
-The store's clock measures silence. No test sleeps: the tests advance the clock.
+The store's clock measures the idle time of a writer. No test sleeps: the tests advance the clock.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def test_every_line_of_the_real_log_is_a_row_or_a_rejection_with_a_reason() -> N
     raw = gzip.decompress((ROOT / "examples" / "data" / "apache_access.log.gz").read_bytes()).decode().splitlines()
     assert len(raw) == 10_000
     assert result.rows.num_rows + len(result.rejected) == len(raw)
-    # The only line that was truncated when it was written: its last field has no end.
+    # Only one line was truncated when it was written, and the last field of this line has no end.
     assert reasons(result) == [(8899, "the line does not match the pattern")]
     assert result.rejected[0].text == raw[8898]
     del raw[8898]

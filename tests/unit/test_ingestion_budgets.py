@@ -108,7 +108,7 @@ The region's manifest has copies of the bounds and the filter.
 PER_SPLIT = {"N1": 1, NEVER_THERE: 0, BEYOND: 0}
 """GETs per split: one, because a small file is read whole.
 
-There is no GET if its bounds or its expression exclude the key.
+A split needs no GET if its bounds or its expression exclude the key.
 """
 
 

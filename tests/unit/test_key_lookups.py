@@ -64,7 +64,7 @@ def test_lookups_among_many_entries_search_few_runs() -> None:
 
 
 def flushed(table: KeyedTable, *, entries: int = 5, rows: int = 20) -> Generation:
-    """Flush a generation of `entries` entries. Key `N<i>` is in entry i % entries, `all` in each entry."""
+    """Flush `entries` entries as a generation. Key `N<i>` is in entry i % entries, and key `all` is in all entries."""
     with table.writer() as writer:
         for entry in range(entries):
             names = [f"N{number}" for number in range(entry, rows, entries)]

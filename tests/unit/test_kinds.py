@@ -125,7 +125,7 @@ def test_a_kind_that_is_no_document_has_no_codec_in_its_entry() -> None:
 def test_a_kind_takes_an_entry_and_its_module() -> None:
     """Some documents are always kept.
 
-    The maintenance modules name the kind of such a document only if the document is about rows.
+    The maintenance modules refer to the kind of an always kept document only if the document is about rows.
     """
     visitors = "".join(each.read_text(encoding="utf-8") for each in MAINTAIN.glob("*.py"))
     named = {each.kind for each in DOCUMENTS if f"KeyKind.{each.kind.name}" in visitors}

@@ -209,7 +209,7 @@ def _with_schema(data: bytes, kind: Mapping[str, Any]) -> bytes:
 
 
 def test_an_avro_row_that_is_not_valid_is_rejected_by_its_number(tmp_path: Path) -> None:
-    # The schema keeps its length.
+    # The new text of the schema has the same length.
     data = one_column(optional("bytes"), [b"a", None, b"\xff"]).replace(b'["null", "bytes"]', b'["null","string"]')
     found = parsed(tmp_path, "avro", data, pa.schema([("c", pa.string())]))
     assert found.rows.to_pylist() == [{"c": "a"}, {"c": None}]

@@ -172,7 +172,7 @@ def test_other_compressions_are_rejected_by_name(tmp_path: Path, data: bytes, re
 
 def test_a_window_that_needs_too_much_memory_is_rejected(tmp_path: Path) -> None:
     frame = bytearray(zstd.compress(b'{"a": 1}\n', options={zstd.CompressionParameter.content_size_flag: 0}))
-    frame[5] = (31 - 10) << 3  # the window descriptor: 2 GiB
+    frame[5] = (31 - 10) << 3  # set the window size of the frame to 2 GiB
     assert "its Zstandard data needs more memory than" in whole_reason(parsed(tmp_path, bytes(frame)))
     xz = bytearray(lzma.compress(b'{"a": 1}\n'))
     xz[16] = 37  # the size of the dictionary: 1.5 GiB

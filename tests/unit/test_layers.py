@@ -44,7 +44,7 @@ HEIGHT = {layer: -index for index, line in enumerate(LAYERS) for layer in line}
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 DEVELOPMENT = frozenset(Requirement(each).name for each in EXTRAS["dev"])
 
-# Packages that a folder must not import. The longest name in the table that is a parent of the module counts.
+# Packages that a folder must not import. If several parents of a module are in the table, the longest name applies.
 FORBIDDEN: Mapping[str, frozenset[str]] = {
     "storage_core": frozenset({"pyspark", "delta", "dagster", "dagster_pipes", "dagster_webserver", "dagster_graphql"}),
     "jobs": frozenset({"dagster", "dagster_webserver", "dagster_graphql"}),
@@ -54,7 +54,7 @@ FORBIDDEN: Mapping[str, frozenset[str]] = {
 
 
 def layer_of(module: str) -> str | None:
-    """Return the layer of a module. This is the longest name in the table that equals the module or is its parent."""
+    """Return the layer of a module. A layer is the longest table entry that is the module or its parent."""
     parts = module.split(".")
     # `storage_core` itself is the facade and not a parent of layers. So an unknown module `storage_core.x` has no
     # layer.
@@ -118,7 +118,7 @@ def _objection(module: str, target: str) -> str | None:
 
 
 def _climbs(module: str, target: str) -> str | None:
-    """Return the reason why an import between our modules does not go down, or None if it does."""
+    """Return the reason why an import between our modules violates the order of layers, or None."""
     ours, theirs = layer_of(module), layer_of(target)
     if ours is None or theirs is None:
         return f"{module if ours is None else target} is in no layer: give it its place in LAYERS"
@@ -243,7 +243,7 @@ def test_an_import_that_goes_down_is_welcome(module: str, source: str) -> None:
 def test_temporary_files_have_one_home() -> None:
     """Only `storage_core.base.process` creates temporary files.
 
-    They are in private, locked folders that the next process removes.
+    The temporary files are in private, locked folders that the next process removes.
     """
     reaching = {
         path.relative_to(ROOT).as_posix()

@@ -235,7 +235,7 @@ def test_a_put_applied_after_its_client_gave_up_never_brings_an_old_lease_back(
         other.require_held()
     elif act == "renew":
         assert lease
-        lease.renew()  # its own late put does not count as another holder
+        lease.renew()  # the late put of this lease does not count as another holder
         lease.require_held()
     assert record_in(store).fencing_token >= 1
     assert Maintainer(store, 3, ahead_ms=30 * MINUTES).acquire().token == (3 if other and act != "acquire" else 2)
@@ -376,7 +376,7 @@ def test_a_broken_lease_is_free_and_its_holder_commits_nothing_more(store: Memor
     head = operator.log.snapshot()
     assert (head.version, dict(head.fences)) == (2, {RESOURCE: 2})
     with pytest.raises(Fenced):
-        holder.commit(lease, "b")  # it checked the lease before the break and not again
+        holder.commit(lease, "b")  # the holder checked the lease before the operator broke the lease, and not again
     with pytest.raises(Fenced):
         lease.require_held()
     assert Maintainer(store, 3).acquire().token == 3
@@ -392,7 +392,8 @@ def test_only_a_lease_that_exists_can_be_broken(store: MemoryStore) -> None:
 # Two layers.
 
 
-# The clock offset of the holder, the clock offset of its successor, and the jump of the holder's clock before it wakes.
+# Each case has the clock offsets of the lease holder and of its successor. The third value is the jump of the holder's
+# clock before the holder wakes.
 CLOCKS: dict[str, tuple[int, int, int]] = {
     "in step": (0, TTL_MS, 0),
     "the other ten minutes ahead": (0, 10 * MINUTES, 0),
@@ -410,7 +411,7 @@ def test_whoever_was_overtaken_is_fenced_whatever_the_clocks_say(
 ) -> None:
     ahead_ms, other_ahead_ms, jump_ms = clocks
     stalled = Maintainer(store, 1, ahead_ms=ahead_ms)
-    lease = stalled.acquire()  # its clock stands still from here on
+    lease = stalled.acquire()  # the clock of `stalled` stands still from here on
     other = Maintainer(store, 2, ahead_ms=other_ahead_ms)
     taken = other.acquire()
     assert taken.token == 2
@@ -483,7 +484,7 @@ def test_tokens_survive_a_checkpoint(store: MemoryStore) -> None:
 class ScriptedStopEvent:
     """A stop event for tests.
 
-    Each wait runs one of the acts and times out. After the last act, a wait reports the event as set.
+    Each wait runs one of `acts` and times out. After the last act, a wait reports the event as set.
     """
 
     def __init__(self, *acts: Callable[[], object]) -> None:

@@ -19,7 +19,7 @@ from tests.support.copies import copy_of
 from tests.support.log_tables import log_on, metadata, removal, split
 
 AGES = (13, 1_003, 10_003)
-"""Each age is three versions after a state, so that only the length of the history differs."""
+"""Each version number is three versions after a state, so that only the length of the history differs."""
 
 FILES = 20
 HINT = f"{LOG_PREFIX}_last_checkpoint"
@@ -30,7 +30,7 @@ Aged = Callable[[int], MemoryStore]
 
 @pytest.fixture(scope="module")
 def logs() -> Mapping[int, MemoryStore]:
-    """Return the log at each age, committed version by version. Every commit replaces a split, and 20 stay live."""
+    """Return the log at each version of `AGES`, built by commits. Every commit replaces a split, and 20 stay live."""
     store = MemoryStore("aged")
     log = log_on(store)
     head = log.create(metadata(TableConfig(checkpoint_interval=0)))
@@ -40,7 +40,7 @@ def logs() -> Mapping[int, MemoryStore]:
         head = log.commit(head, [split(f"v{version}"), removal(_replaced(version))], operation="COMPACT").snapshot
         assert head.version == version
         if version % 10 == 0:
-            # A full rewrite shares no manifest and needs no LIST, which is slow in memory.
+            # A full rewrite shares no manifest and needs no LIST. A LIST of this memory store is slow.
             head = write_checkpoint(store, head, log.ids.uuid, compact=True).snapshot
         if version in AGES:
             found[version] = copy_of(store)
@@ -53,7 +53,7 @@ def _replaced(version: int) -> str:
 
 @pytest.fixture
 def aged(logs: Mapping[int, MemoryStore]) -> Aged:
-    """Return a copy of the log at an age, which the test may change."""
+    """Return a function that copies the log at a version. A test may change the copy."""
     return lambda version: copy_of(logs[version])
 
 
@@ -96,8 +96,8 @@ def test_opening_a_version_behind_the_newest_state_costs_what_lies_between(aged:
 
 def test_opening_a_version_before_the_newest_state_lists_the_states_near_it_at_any_age(aged: Aged) -> None:
     for version in AGES:
-        # These requests read the hint, a state and six versions. The hint contains a later state. The young log has
-        # seven versions from 0 on instead.
+        # These requests read the hint, a state and six versions. The hint contains a later state. The log with 13
+        # versions has no state before the requested version, so seven versions from 0 on are read.
         cost = _cost(aged(version), lambda log, at=version - 7: log.snapshot(version=at))  # type: ignore[misc]
         assert cost == {"get": 1 + 7, "list": 1}
 
@@ -108,7 +108,8 @@ def test_opening_without_the_hint_lists_a_page_per_doubling_of_the_versions_and_
 ) -> None:
     store = aged(version)
     store.delete([HINT])
-    # The missing hint, the state, three versions and a probe: the number of GETs is the same at any age.
+    # The GETs read the missing hint, the state, three versions and a probe. The number of GETs does not depend on the
+    # length of the history.
     assert _cost(store, lambda log: log.snapshot()) == {"get": 1 + 1 + 3 + 1, "list": lists}
 
 

@@ -160,8 +160,8 @@ def _fields(schema: object) -> list[dict[str, Any]]:
 
 def test_more_than_five_schemas_are_renormalized_at_a_checkpoint_and_five_are_left_alone() -> None:
     fields = [[{"name": "a", "type": kind}, {"name": "b", "type": "text"}] for kind in ("text", "i64", "f64", "bool")]
-    # Each schema occurs in two field orders. A hash without the canonical form would give these two different
-    # references.
+    # Each schema occurs in two field orders. Without the canonical form, the two field orders of a schema would have
+    # different hashes and references.
     texts = [json.dumps(each) for pair in fields for each in (pair, pair[::-1])]
     for count in (5, 8):
         store = MemoryStore("t")
@@ -196,5 +196,6 @@ def test_no_flipped_bit_of_a_state_goes_unnoticed() -> None:
             found = avro_state.decode_state(bytes(flipped), "state")
         except Corrupt:
             continue
-        # If the bit is in the name of the checksum field, the file has no checksum but is still complete.
+        # If the flipped bit is in the name of the checksum field, the reader finds no checksum, but the file is still
+        # complete.
         assert found == expected, bit

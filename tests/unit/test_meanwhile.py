@@ -1,4 +1,4 @@
-"""An action that is repeated on equal stores leaves the same objects in each store, including changed ETags."""
+"""A repeated action on stores of equal content has the same effect in each store, including changed ETags."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ HASHES = [
     (pa.date32(), dt.date(1970, 1, 2), -68075478),  # a date is hashed as its 32-bit number of days: the hash of int32 1
 ]
 
-# Bucket of 8, docs/architecture/reference-values.md.
+# Results of the transform `bucket(8)` from docs/architecture/reference-values.md.
 BUCKETS = [
     (pa.int64(), [1, 5, 123, -1], [4, 7, 2, 0]),
     (pa.string(), ["a", "b", "hello!"], [1, 5, 7]),

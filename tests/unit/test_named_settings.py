@@ -161,7 +161,7 @@ def test_create_names_settings_of_the_table_and_every_one_that_cannot_change_lat
     assert usual.keys() <= SETTINGS.keys() | GROUPS.keys()
     fixed = {name for name, each in SETTINGS.items() if each.change in (Change.NEVER, Change.REGIONS)}
     assert fixed <= usual.keys()
-    for name in usual.keys() - GROUPS.keys() - {"window", "regions"}:  # implied by the time column and by the columns
+    for name in usual.keys() - GROUPS.keys() - {"window", "regions"}:  # other settings imply these two defaults
         assert SETTINGS[name].read(usual[name]) == SETTINGS[name].default, name
     assert usual["window"] == AUTO
 

@@ -80,7 +80,7 @@ def test_the_job_plans_no_more_than_it_was_granted(tmp_path: Path) -> None:
     pieces = find_pieces(table.snapshot, now_ms=table.log.clock.now_ms(), mode=Mode.POLICY).first()
     request = Compact(table_uri=table.uri, mode=Mode.POLICY, dry_run=True)
     for most, windows in ((None, 3), (sum(pieces.bytes), 3), (sum(pieces.bytes[:2]), 2), (min(pieces.bytes) - 1, 0)):
-        report = run(replace(request, most_bytes=most), Spark())  # planning does not start it
+        report = run(replace(request, most_bytes=most), Spark())  # planning does not start Spark
         planned = report.metrics.bytes_in if report.status == "planned" else 0
         assert planned == sum(pieces.bytes[:windows])
 

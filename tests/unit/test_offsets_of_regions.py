@@ -1,4 +1,4 @@
-"""Offsets that the log has passed are removed from the manifests of regions, and no row is distributed twice."""
+"""Offsets in region manifests are removed after the log has recorded them. No row is distributed twice."""
 
 from __future__ import annotations
 

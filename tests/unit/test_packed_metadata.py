@@ -1,4 +1,4 @@
-"""Splits with packed metadata: their size, and that readers of splits notice no difference."""
+"""The tests check the size of splits with packed metadata. Readers of splits notice no difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partitioning of a table: fields and their texts, values by Iceberg's definitions, folders, keys."""
+"""Partitioning of a table. The tests cover fields, their texts, Iceberg's partition values, folders and keys."""
 
 from __future__ import annotations
 

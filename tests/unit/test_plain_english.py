@@ -1,7 +1,7 @@
 """The texts of the project stay in plain English: the patterns of hard sentences are rare.
 
-`python -m scripts.plain_english PATH --places` prints each place. The patterns are a help. The aim is a sentence that a
-reader understands at the first reading.
+`python -m scripts.plain_english PATH --places` prints each place. The patterns only help to find hard sentences. The
+aim is a sentence that a reader understands at the first reading.
 """
 
 from __future__ import annotations

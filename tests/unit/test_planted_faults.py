@@ -1,4 +1,4 @@
-"""Each fault in the table of planted faults has one location in the product, a law and tests."""
+"""Each planted fault has one location in the product, one documented promise, and tests."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ CONFIG = TableConfig(checkpoint_interval=0)
 class Meeting:
     """A `watch` that fails the first GETs of one kind of object.
 
-    They succeed if all of them are in progress at once.
+    The GETs succeed if all of them are in progress at once.
     """
 
     def __init__(self, kind: KeyKind, parties: int) -> None:

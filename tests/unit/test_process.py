@@ -1,4 +1,4 @@
-"""A copy of a process by fork() has none of its threads, and so does not wait for them."""
+"""A copy of a process by fork() has none of the original's threads, and so waits for no thread."""
 
 from __future__ import annotations
 

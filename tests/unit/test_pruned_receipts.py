@@ -37,7 +37,7 @@ def clear_file(bench: Bench, name: str) -> None:
 def cleared(tmp_path: Path) -> Bench:
     """Return a table with a quarantine object of 12 files.
 
-    Ten of these files left the quarantine, each in a separate clear.
+    Ten of these files were removed from the quarantine, each in a separate operation.
     """
     bench = make_bench(tmp_path, config=CONFIG)
     for number in range(12):

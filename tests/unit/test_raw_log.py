@@ -44,7 +44,7 @@ def keys(of: ObjectStore) -> list[str]:
 
 
 def rows(*stores: ObjectStore) -> list[tuple[str, str, dict[str, Any]]]:
-    """Return every record of the union: table, operation, fields."""
+    """Return the table, operation and fields of every record of the union."""
     return [
         (record["table"], record["operation"], decode_fields(record["fields"]))
         for chunk in union(stores).read()
@@ -266,7 +266,8 @@ def test_after_an_unknown_outcome_the_writer_is_done_and_another_goes_on(at: int
     with pytest.raises(Unavailable, match="None of these records was written"):
         log.append("t", {"id": 3})
     raw_log(*stores, seed=2).append("t", {"id": 4})
-    # The other store has the chunk whose outcome the caller did not know. Readers treat it as written.
+    # The other store has the chunk whose outcome the caller did not know. Readers treat a chunk with an unknown outcome
+    # as written.
     assert sorted(fields["id"] for _, _, fields in rows(*inner)) == [1, 2, 4]
     assert not union(inner).verify().gaps
 
@@ -330,7 +331,7 @@ def test_whoever_waits_when_the_writer_ends_learns_whether_its_records_were_sent
     gate.set()
     for each in threads:
         each.join()
-    assert found[0] is None  # its put had succeeded
+    assert found[0] is None  # the put of the first call had succeeded
     assert {type(each) for each in found[1:]} == {CommitUnknown, Unavailable}
 
 

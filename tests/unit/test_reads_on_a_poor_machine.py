@@ -1,4 +1,4 @@
-"""Scans, queries and lookups without file descriptors or address space answer or are `Unavailable`.
+"""Without file descriptors or address space, scans, queries and lookups answer or raise `Unavailable`.
 
 No process dies.
 """

@@ -52,7 +52,7 @@ ERRORS = (
 
 
 class System:
-    """The operating system, where exactly the call number `fails_at` (from 0) fails with `error`."""
+    """The operating system with one fault. The call with number `fails_at`, counted from 0, fails with `error`."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []

@@ -63,7 +63,7 @@ def test_a_manifest_with_every_field_has_the_golden_bytes() -> None:
         + b"w"
     )
     assert region_manifest.encode_region(manifest) == expected + _checksum(expected)
-    assert region_manifest.decode_region(expected, "here") == manifest  # as early 0.1 wrote it
+    assert region_manifest.decode_region(expected, "here") == manifest  # early 0.1 wrote manifests without a checksum
 
 
 def test_fields_from_100_on_have_the_golden_bytes() -> None:
@@ -78,7 +78,7 @@ def test_fields_from_100_on_have_the_golden_bytes() -> None:
         collected_generation=1,
     )
     expected = bytes.fromhex(
-        "0801 1001 3001 4208 0803 120167 a00602"  # sorted_from: 100 in the message in field 8
+        "0801 1001 3001 4208 0803 120167 a00602"  # field 8 contains the message with `sorted_from`, which is field 100
         f"5a12 0a10 {REGION.replace('-', '')}"
         "a20601 77 b00607 ba0605 0a0172 1005 c00601"
     )
@@ -141,7 +141,7 @@ def test_copies_are_fields_101_and_102_and_not_under_the_checksum() -> None:
 
 
 def test_a_release_that_knows_no_copies_finds_its_checksum_and_passes_them_over() -> None:
-    """An old release computes its checksum over its known fields, which are the message without 101 and 102."""
+    """An old release computes the checksum over all fields except 101 and 102, which it does not know."""
     listed = (FlushedGeneration(generation=3, path="g", sorted_from=2, copies=Copies(b"{}", bytes(99))),)
     manifest = RegionManifest(
         region_id=REGION, version=1, writer_epoch=1, flushed_generations=listed, distributed={"w": 3}

@@ -1,4 +1,4 @@
-"""The bounds of a generation exclude a split or a wanted key only if the two certainly have no key in common."""
+"""A generation's bounds exclude a split or a wanted key only if the generation certainly has none of these keys."""
 
 from __future__ import annotations
 

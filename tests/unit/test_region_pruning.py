@@ -247,7 +247,7 @@ class History:
             _collect(table)
 
     def cost(self, act: Callable[[], object]) -> tuple[dict[str, int], int]:
-        """Return the requests of an act, and the size of the resulting manifest."""
+        """Return the requests of `act`, and the size of the resulting manifest."""
         before = dict(self.store.requests)
         act()
         requests = {kind: count - before[kind] for kind, count in self.store.requests.items()}

@@ -185,7 +185,7 @@ def test_whatever_is_acknowledged_beside_a_change_is_there_after_it(instant: int
     table = make(memory, buckets(2))
     stale = table.snapshot
     with table.routing_writer() as writer:
-        writer.put(rows(1, NAMES[:1]))  # some regions are claimed only meanwhile
+        writer.put(rows(1, NAMES[:1]))  # other regions are only claimed during the repartition
     expected: dict[object, object] = {NAMES[0]: 1}
 
     def meanwhile() -> None:

@@ -85,7 +85,7 @@ def test_a_call_makes_one_entry_per_region_and_every_row_is_there() -> None:
     with table.routing_writer() as writer:
         writer.put([plane(name, 1) for name in NAMES])
         assert len(writer.regions) == 3
-    assert entries(store) == 3 + 3  # each has a sentinel and an entry
+    assert entries(store) == 3 + 3  # each region has a sentinel and an entry
     assert table.rows() == {name: plane(name, 1) for name in NAMES}
     assert writer.unflushed().num_rows == len(NAMES)
 

@@ -444,7 +444,7 @@ def test_what_its_process_sees_is_one_moment_also_while_another_thread_writes_an
             nonlocal views
             views += 1
             seen = list(table.rows().values())
-            if views == 1:  # from another thread, unnoticed by the view
+            if views == 1:  # these writes simulate another thread, and the view does not contain them
                 planes.put({"tailnum": "N1", "seats": 2})
                 planes.put({"tailnum": "N2", "seats": 3}, durable=False)
                 if flushes:

@@ -189,14 +189,14 @@ def test_the_check_of_the_asset_fails_as_an_error_above_the_limit_and_warns_belo
     assert (found.passed, found.severity) == (False, AssetCheckSeverity.WARN), "the lines are still in quarantine"
 
 
-# The share of the last 24 hours.
+# Tests of the share of rejected rows in the last 24 hours.
 
 
 def test_commits_of_ingest_and_distribution_count_and_others_do_not(log: Log) -> None:
     log.reject("a", "r")
     log.commit(rows_in=50, rows_out=49, rows_rejected=1)
     log.commit("DISTRIBUTE", rows_in=50, rows_out=47, rows_rejected=1, rows_late_dropped=2)
-    log.commit("DISTRIBUTE", rows_out=9, rejected=1)  # of an older release
+    log.commit("DISTRIBUTE", rows_out=9, rejected=1)  # an older release wrote this commit
     log.commit("COMPACT", rows_in=1000, rows_out=1000, rows_rejected=5)
     log.commit(rows_in="many", rows_out=None, rows_rejected=-3)
     found = measure_rejections(log.store, log.log.snapshot(), now_ms=log.clock.now)

@@ -1,4 +1,4 @@
-"""Small JSON objects that are replaced: their permanent byte format, and that they can be read back."""
+"""Small JSON objects that are replaced have a permanent byte format and can be read back."""
 
 from __future__ import annotations
 

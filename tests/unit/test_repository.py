@@ -23,7 +23,7 @@ MADE = {".git", ".venv", ".uv", ".java", ".dagster", "warehouse", "landing", "sp
 # Written in pieces, so that this file does not contain the searched text.
 INDEX_HOST = re.compile("|".join(["pypi" + r"\.org", "pythonhosted" + r"\.org", "index" + "-url", "find" + "-links"]))
 MACHINE_PATH = re.compile(r"(?<![\w.~$}/-])/(?:(?:home|Users)/[a-z]\w*|root|work|opt/wheels)(?=[/\s\"'`)]|$)")
-# The script that makes the locks passes the flags that keep hosts out of them.
+# The script that makes the lock files passes flags that keep host names out of the lock files.
 KEEPS_HOSTS_OUT = re.compile(r"--no-emit-\S+")
 
 
@@ -141,7 +141,7 @@ def test_ci_runs_make_check() -> None:
 
 
 def _without_docstring(path: Path) -> Iterator[str]:
-    """Return the public names of a module without a docstring. An empty module needs none."""
+    """Return the public names of a module without a docstring. An empty module needs no docstring."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     name = str(path.relative_to(ROOT))
     if tree.body and ast.get_docstring(tree) is None:

@@ -135,7 +135,7 @@ def test_progress_never_goes_back(log: TransactionLog) -> None:
 
 
 def test_a_merge_that_was_planned_before_a_restore_is_planned_again(log: TransactionLog) -> None:
-    """The merge found no row of its key.
+    """At planning, the merge found no row with the key.
 
     The restore brings back a row of this key, so a second row would be a duplicate.
     """

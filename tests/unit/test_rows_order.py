@@ -74,7 +74,7 @@ def test_the_whole_range_of_64_bits_and_a_null_are_told_apart() -> None:
     values = [2**63 - 1, None, -(2**63), 0]
     assert _sorted(values, pa.int64()) == [-(2**63), 0, 2**63 - 1, None]
     assert _sorted(values, pa.int64(), descending=True) == [2**63 - 1, 0, -(2**63), None]
-    # All values of a word except one, and null: together they need as many codes as a word has values.
+    # The possible values are null and all 64-bit integers except the smallest. Together, these values need 2**64 codes.
     almost = [2**63 - 1, None, 1 - 2**63, 0]
     assert _sorted(almost, pa.int64()) == [1 - 2**63, 0, 2**63 - 1, None]
     assert _sorted(almost, pa.int64(), descending=True) == [2**63 - 1, 0, 1 - 2**63, None]
@@ -119,9 +119,9 @@ def test_columns_too_wide_for_one_key_are_compared_in_turn() -> None:
 
 
 def test_a_column_of_nulls_before_one_of_the_whole_range_of_a_word_is_no_hindrance() -> None:
-    """Together, the columns have as many keys as a 64-bit word has values.
+    """The two columns together have 2**64 sort keys, one for each value of a 64-bit word.
 
-    This number is one more than the largest word.
+    The number 2**64 is one more than the largest 64-bit word.
     """
     rows = pa.table({"a": pa.nulls(3, pa.int64()), "b": pa.array([2**64 - 2, 0, 5], pa.uint64())})
     order = SortOrder((OrderColumn("a", descending=False), OrderColumn("b", descending=False)), "a|b")

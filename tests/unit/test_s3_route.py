@@ -151,7 +151,7 @@ def test_a_proxy_is_for_the_endpoint_whatever_is_said_of_the_host_of_the_bucket(
 
 def test_an_account_without_a_home_folder_has_no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME")
-    monkeypatch.setattr("os.getuid", lambda: 2**31 - 7)  # like a container with a numeric user id
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 7)  # a container may have a user id without an account
     assert route(parse_s3_uri(PLAIN, {}), ENVIRONMENT, not_needed) is not None
 
 

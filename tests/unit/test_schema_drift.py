@@ -1,4 +1,4 @@
-"""New fields and wider values of landed files: each declared effect, in every format, with no line lost."""
+"""New fields and wider values in landed files have the declared effect in every format, and no line is lost."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def seconds_and_answers() -> tuple[float, list[dict[str, Any]]]:
 def test_small_work_is_executed_without_spark_in_the_order_of_the_items() -> None:
     seconds, answers = in_a_new_process(seconds_and_answers)
     assert seconds == 0
-    assert answers == [{"twice": 2 * number, "pair": [1, 2]} for number in range(3)]  # as JSON has it
+    assert answers == [{"twice": 2 * number, "pair": [1, 2]} for number in range(3)]  # JSON returns the pair as a list
 
 
 def refused_item() -> str:

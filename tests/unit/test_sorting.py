@@ -209,7 +209,7 @@ def test_of_two_sorters_one_wins_and_the_other_plans_again() -> None:
 
 
 def merged_in_part() -> KeyedTable:
-    """Make a table whose merger took generations 1 and 2 during a sort of 1 to 4."""
+    """Make a table whose generations 1 and 2 were merged during a sort of generations 1 to 4."""
     table = new_table()
     with table.writer() as writer:
         writer.put([{"tailnum": "a", "seats": 1}, {"tailnum": "b", "seats": 1}, {"tailnum": "c", "seats": 1}])
@@ -316,7 +316,7 @@ def test_a_repair_behind_a_lost_merge_lays_a_sorted_generation_over_the_base_aga
 
 
 def repaired_without_log(table: KeyedTable) -> tuple[dict[object, object], bool]:
-    """Repair without the log. Return the seats, and whether the repair reports possible deleted rows."""
+    """Repair without the log. Return the seats of each plane, and whether the repair reports possible deleted rows."""
     kinds = {KeyKind.VERSION, KeyKind.STATE, KeyKind.MANIFEST, KeyKind.LAST_CHECKPOINT}
     parsed = [keys.parse(info.key) for info in table.store.list("")]
     table.store.delete([each.key for each in parsed if each is not None and each.kind in kinds])
@@ -481,7 +481,7 @@ def test_the_range_of_a_sorted_generation_is_part_of_what_is_checked() -> None:
     assert region_manifest.decode_region(region_manifest.encode_region(region), "k") == region
     with pytest.raises(Corrupt, match="sorted from 1"):
         generation.read(table.store, region.region_id, FlushedGeneration(generation=2, path=flushed.path))
-    # Early 0.1 does not know the field, so its checksum of the known fields differs.
+    # Early releases of 0.1 do not know the field, so the checksum of their known fields differs.
     without = region_manifest.encode_region(_unsorted(region))
     assert without[-8:] != region_manifest.encode_region(region)[-8:]
 

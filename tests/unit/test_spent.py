@@ -20,7 +20,7 @@ HOUR_MS = 3_600_000
 
 @job
 def short() -> None:
-    """Do nothing. This is the job of the recorded runs."""
+    """Do nothing. The recorded runs use this job."""
 
 
 def added(instance: DagsterInstance, status: DagsterRunStatus, **granted: int) -> None:

@@ -83,9 +83,9 @@ def test_what_is_another_at_another_time_is_told_by_the_engine() -> None:
 
 
 def test_every_function_that_gives_a_time_of_nothing_is_another_at_another_time() -> None:
-    """Add a new function that the engine lists as consistent to `engine.statement`.
+    """If DuckDB lists a further time function as consistent, add the function to `LISTED_AS_CONSISTENT`.
 
-    Functions that are listed there must be removed.
+    If DuckDB no longer lists a function as consistent, remove the function from `LISTED_AS_CONSISTENT`.
     """
     query = """
         SELECT DISTINCT function_name, stability FROM duckdb_functions()

@@ -126,7 +126,8 @@ def test_a_release_that_knows_no_columns_refuses_a_state_with_them_and_reads_one
     assert b'"progress"' not in table.store.get(state_key(table.checkpoint().version)).data
     table.record(f"app{number}" for number in range(100))
     with_columns = table.store.get(state_key(table.checkpoint().version)).data
-    # The number is the first field of the only record, as a zig-zag integer. Early 0.1 compares it with 1.
+    # The number is the first field of the only record, as a zig-zag integer. Early releases of 0.1 compare this number
+    # with 1.
     assert decode_state(with_columns, "state").progress
     assert b'"progress"' in with_columns
 
@@ -239,7 +240,7 @@ def test_what_nothing_leads_to_any_more_is_corrupt_and_never_taken_for_absent() 
 
 
 def test_a_checkpoint_that_ends_at_any_request_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checkpoint may also join objects. Its remaining objects are complete, and the next checkpoint continues."""
+    """The checkpoint may also join objects. The objects that remain are complete, and the next checkpoint continues."""
     monkeypatch.setattr(checkpoint_writing, "ENTRIES_PER_OBJECT", 25)
     monkeypatch.setattr(checkpoint_writing, "MAX_SMALL_OBJECTS", 2)
     table = Table()

@@ -460,7 +460,7 @@ def test_k_means_finds_clusters_that_are_apart_and_gives_none_away() -> None:
     assert sorted(np.round(found / 100).astype(int).tolist()) == [[0, 0], [0, 1], [1, 0], [1, 1]]
     assert len(segment.k_means(vectors[:3], 4, words, rounds=5)) == 3
     again = segment.k_means(vectors, 4, words, rounds=1, start=found)
-    assert np.array_equal(again, found)  # without a possible move, training starts and ends here
+    assert np.array_equal(again, found)  # no vector changes its cluster, so training returns the start values
     assert len(segment.k_means(np.ones((50, 2), np.float32), 4, words, rounds=5)) == 4
 
 

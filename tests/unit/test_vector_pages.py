@@ -1,4 +1,4 @@
-"""Single embedding pages of a split that is read by ranges: the right rows, or an error that names the split."""
+"""Ranged reads of single embedding pages return the right rows, or an error that contains the name of the split."""
 
 from __future__ import annotations
 

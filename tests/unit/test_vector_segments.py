@@ -1,4 +1,4 @@
-"""Vector index segments as index segments: self-contained, and accepted or refused like segments of other kinds."""
+"""Vector index segments are self-contained, and are accepted or refused like segments of other kinds."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def windows(table: Table) -> list[tuple[int | None, int | None]]:
 
 @pytest.fixture
 def table(request: pytest.FixtureRequest) -> Table:
-    """Make a table with two 15-minute windows. Then change its windows to one hour, and add one hourly window."""
+    """Make a table with two 15-minute windows. Then change the windows to one hour, and add one hourly window."""
     place = re.sub("[^a-z0-9]", "-", request.node.name.lower())
     table = Table.create(f"memory://{place}", SCHEMA, time_column="time", window="15m")
     table.append(rows(1, 2, 20))
@@ -197,7 +197,7 @@ def test_rows_that_are_hidden_stay_hidden(table: Table) -> None:
 
 @pytest.mark.parametrize("first", ["window", "delete", "compact", "restore", "append"])
 def test_what_was_planned_before_something_else_conflicts_or_is_right(table: Table, first: str) -> None:
-    """These are the cells of the conflict table for a rewrite into new windows and every other commit."""
+    """The test covers a rewrite into new windows against each commit of the conflict table."""
     from dataclasses import replace
 
     from storage_core.log.deletion_vector import inline

@@ -1,4 +1,4 @@
-"""No text of the repository contains a house word, and no name contains a vague word."""
+"""No text of the repository contains a retired project word, and no product name is a retired name."""
 
 from __future__ import annotations
 

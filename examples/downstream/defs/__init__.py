@@ -1,1 +1,1 @@
-"""The files that Dagster loads. They are components in `defs.yaml` files, and assets in any module."""
+"""The files that Dagster loads: components in `defs.yaml` files, and assets in any module."""

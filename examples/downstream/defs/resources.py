@@ -1,4 +1,4 @@
-"""The I/O manager of this project. It stores assets as tables in the warehouse of their source table."""
+"""The I/O manager of this project. The I/O manager stores assets as tables in the warehouse of their source table."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from tidemark.dagster import TidemarkIOManager
 
 @definitions
 def io_manager() -> Definitions:
-    """Return the default I/O manager. An asset uses it unless the asset selects another one."""
+    """Return the default I/O manager. An asset uses the default unless the asset selects another I/O manager."""
     return Definitions(resources={"io_manager": TidemarkIOManager(root=os.environ.get("WAREHOUSE", "warehouse"))})

@@ -14,19 +14,20 @@
 
 The schema metadata contains `writer_epoch`, `generation`, `writer_id` and `seq` as text. In all releases except early
 0.1, the metadata also contains `number` and a random `nonce`. The triple (writer_id, seq, nonce) is unique, so the
-bytes of two entries always differ. They differ even if two copies of one process write the same rows. The number is the
-position of the entry in its log. With the number, readers detect that two entries were exchanged. Without the number,
-both entries would seem valid, and the older record would win. An entry without rows is a fence sentinel. Its only
-purpose is to occupy its position in the log.
+bytes of two entries always differ. The bytes of two entries differ even if two copies of one process write the same
+rows. The number is the position of the entry in its log. With the number, readers detect that two entries were
+exchanged. Without the number, both entries would seem valid, and the older record would win. An entry without rows is a
+fence sentinel. The only purpose of a fence sentinel is to occupy its position in the log.
 
 **Data files of generations.** The records of a generation may be in a data file instead of WAL entries. The data file
 is an Arrow IPC stream with LZ4 (docs/architecture/ingestion.md, "Memtable and generations"). The manifest of the
 generation contains the stream's xxh3-64. The data file is unused until another object refers to that manifest.
 
-**Quarantine entries.** A quarantine entry is a JSON object with sorted keys. Its id is computed from its bytes
-(docs/spec.md, section 14). The entry contains invalid lines of a landed file (format 1), quarantined rows (format 2),
-or lines or rows of many files (format 3). The rows are stored as an Arrow IPC stream, so a reader gets exactly the
-values that were written. A receipt (format 4) lists the lines and rows that left the quarantine.
+**Quarantine entries.** A quarantine entry is a JSON object with sorted keys. The id of a quarantine entry is computed
+from the bytes of the entry (docs/spec.md, section 14). The entry contains invalid lines of a landed file (format 1),
+quarantined rows (format 2), or lines or rows of many files (format 3). The rows are stored as an Arrow IPC stream, so a
+reader gets exactly the values that were written. A receipt (format 4) lists the lines and rows that left the
+quarantine.
 
 The functions convert records to bytes and back, without I/O.
 """
@@ -76,8 +77,8 @@ def read_stream(
 ) -> tuple[pa.Table, Mapping[bytes, bytes]]:
     """Return the rows of the stream and the metadata of its schema. Every value of the rows can be read.
 
-    The function refuses wrong lengths, and expanded lengths that LZ4 cannot reach. It checks a length before it
-    allocates the memory.
+    The function refuses wrong lengths, and expanded lengths that LZ4 cannot reach. The function checks a length before
+    it allocates the memory.
 
     Args:
         data: The stream.
@@ -89,7 +90,7 @@ def read_stream(
         Corrupt: The bytes are not such a stream.
         Unavailable: Memory is lacking.
 
-    Cost: the memory of the rows. It is at most 255 times the size of the stream.
+    Cost: the memory of the rows, which is at most 255 times the size of the stream.
     """
     try:
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
@@ -198,7 +199,7 @@ _WAL_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalEntry:
-    """One WAL entry. It contains its writer and epoch, the generation of the next flush, and its records in order.
+    """One WAL entry, with its writer and epoch, the generation of the next flush, and its records in order.
 
     `records` has the columns of `rows.fold.record_schema`. `number` is the position in the log for which the entry was
     written. `nonce` is random text. `number` and `nonce` are None if the release that wrote the entry did not store

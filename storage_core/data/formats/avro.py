@@ -7,12 +7,12 @@ functions convert bytes to records or columns and back, without I/O on the table
   only one piece of the block is in memory at a time. (Apache Avro 1.11 specification, "Required Codecs", "Optional
   Codecs".)
 - **Schemas of files** (`least_bytes`): a schema is checked before a decoder uses it. A schema could make the decoders
-  in C recurse and repeat without a limit. The check refuses three kinds of schemas. In the first kind, a type contains
-  itself. (A value with a million levels would end the process.) In the second kind, each level of nested types
-  multiplies the size of a value. In the third kind, a value needs no bytes. A small file could then claim to have any
-  number of values.
+  in C recurse and repeat without a limit. The check refuses schemas in which a type contains itself. (A value with a
+  million levels would end the process.) The check also refuses schemas in which each level of nested types multiplies
+  the size of a value. The check also refuses schemas in which a value needs no bytes. A small file could then claim to
+  have any number of values.
 - **Schemas of records that Tidemark writes** (`record_schema`, `optional`), without Avro's boilerplate.
-- **Containers** (`inspect`): the function reads all blocks and needs a few steps per block. It guarantees four
+- **Containers** (`inspect`): the function reads all blocks and needs a few steps per block. `inspect` guarantees four
   properties that the decoders do not guarantee. A file that ends too early between two blocks is refused. A block never
   expands beyond a limit. A decoder never receives an incomplete container. A decoder never receives a schema that would
   make it run without end. (Apache Avro 1.11 specification, "Object Container Files", and lessons 60, 61 and 82.)
@@ -181,7 +181,7 @@ def least_bytes(text: bytes, where: str) -> int:
 class _Types:
     """Two numbers for each known type name: the minimum bytes of a value, and its number of parts.
 
-    The keys are the last parts of the type names. Two types must not share this last part.
+    The keys are the last parts of the type names. Two types must not have the same last part of their names.
     """
 
     def __init__(self) -> None:
@@ -287,9 +287,9 @@ _SCHEMA_KEY = b"avro.schema"
 _MARK = bytes(SYNC_BYTES)
 _LONGEST_LONG = 10
 
-# The address space that DataFusion needs. Its libraries need space, and their allocator reserves 2 GiB. Each thread
-# needs a stack and a heap. There is one thread per core, and there are some more threads. One byte of an expanded block
-# may become several bytes of decoded data. DataFusion needs twice this number of bytes.
+# The address space that DataFusion needs. The libraries of DataFusion need space, and their allocator reserves 2 GiB.
+# Each thread needs a stack and a heap. There is one thread per core, and there are some more threads. One byte of an
+# expanded block may become several bytes of decoded data. DataFusion needs twice this number of bytes.
 _LOADED_BYTES: Final = 2**31 + 256 * 2**20
 _THREAD_BYTES: Final = 72 * 2**20
 _OTHER_THREADS: Final = 4
@@ -325,7 +325,7 @@ class Container:
 
 
 def inspect(data: bytes, where: str) -> Container:
-    """Return the metadata of a container. Before that, check that the container is complete and within the limits.
+    """Check that a container is complete and within the limits, and return its metadata.
 
     The limits are a header of 1 MiB, 20 million records, and 512 MiB of expanded blocks.
 
@@ -404,7 +404,7 @@ def read_columns(data: bytes, where: str, inspected: Container | None = None) ->
 
     DataFusion decodes each column as a whole and creates no object per record ("Checkpoints"). Raises the errors of
     `read_records`. Also raises `CopiedProcess` if this process is a fork() copy of a process that called this function.
-    In such a copy, the call would wait without end for threads that do not exist. `inspected` is the result of
+    In a fork() copy, the call would wait without end for threads that do not exist. `inspected` is the result of
     `inspect` for exactly these bytes.
     """
     found = inspected or inspect(data, where)
@@ -539,7 +539,7 @@ class _Cursor:
             )
 
     def sized(self) -> bytes:
-        """Return the next byte string. Its length precedes its bytes."""
+        """Return the next byte string, whose length precedes its bytes."""
         size = self.long()
         if not 0 <= size <= MAX_HEADER_BYTES:
             raise Corrupt(f"{self.where}: {size} bytes claimed in the header", key=self.where)
@@ -560,7 +560,7 @@ def _header(cursor: _Cursor) -> tuple[bytes, str]:
 
 def _pairs(cursor: _Cursor) -> Iterator[tuple[bytes, bytes]]:
     while (count := cursor.long()) != 0:
-        if count < 0:  # the size of the block follows, and it is not needed
+        if count < 0:  # the size of the block follows, but the reader does not need the size
             cursor.long()
         for _ in range(abs(count)):
             yield cursor.sized(), cursor.sized()

@@ -15,8 +15,8 @@ one ranged read, and each part with one more read. A reader can verify the bytes
 checksum, and the trailer contains the checksum of the directory. With the identity, readers detect a valid bundle that
 is stored under the wrong key.
 
-A translation belongs to a merge. For each output row, it contains the input row. It also contains the input rows that
-the merge dropped. It is a bundle with these parts:
+A translation belongs to a merge. For each output row, a translation contains the input row. A translation also contains
+the input rows that the merge dropped. A translation is a bundle with these parts:
 
     order.zst        the number of the input of each output row, one output after the other: one byte per row, or
                      two (little endian) for more than 256 inputs, compressed by zstd
@@ -330,7 +330,7 @@ def pack_translation(translation: TranslationMap, *, identity: str) -> Bundle:
 def unpack_translation(
     data: bytes, expected: Expected, *, inputs: Sequence[int], outputs: Sequence[int], moved: Sequence[int]
 ) -> TranslationMap:
-    """Return the translation in these bytes. First verify its checksums, and compare all its counts with the log.
+    """Verify the checksums of a translation, compare all its counts with the log, and return the translation.
 
     Args:
         data: The bytes.

@@ -11,7 +11,7 @@
 
 Each `encode_` function has a matching `decode_` function. The registry of regions contains the xxh3-64 of all its other
 fields under `xxh3`. The chunks up to the last collected chunk may be missing in a listing, because they were collected.
-They are not gaps.
+Collected chunks are not gaps.
 """
 
 from __future__ import annotations

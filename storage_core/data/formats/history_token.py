@@ -75,7 +75,7 @@ class RawPosition:
 class InBase:
     """A position in the base.
 
-    It is before the row with this number in the split `path`, or in the first split after `path`.
+    The position is before the row with this number in the split `path`, or in the first split after `path`.
     """
 
     path: str
@@ -97,7 +97,7 @@ class InGenerations:
 
 @dataclass(frozen=True, slots=True)
 class InTail:
-    """A position before a record of a WAL entry that was acknowledged to its writer.
+    """A position before a record of an acknowledged WAL entry.
 
     `region` is an index into the regions of the token.
     """

@@ -1,7 +1,7 @@
 """Writing, reading and checking of small objects that are one JSON document.
 
 A `JsonDocument` describes one kind of document. A `JsonRecord` describes the JSON object of a dataclass in a document.
-Both classes only describe a format, so each format lists its fields in one place. This module checks versions,
+The two classes only describe a format, so each format lists its fields in one place. This module checks versions,
 checksums and types.
 """
 

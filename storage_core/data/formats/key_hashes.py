@@ -5,9 +5,9 @@ filters stay valid if a type is promoted. Different keys may have equal hashes, 
 handle this case.
 
 **Bloom filters.** With a split-block bloom filter over primary keys, a reader finds the generations that certainly do
-not contain a key. A filter only saves work and never proves that a row exists (lesson 24). Its size depends on the
-number of keys. The layout is the split-block filter of Parquet (256-bit blocks of eight 32-bit words, one bit per
-word). Tidemark uses its own vectorized hash, so this section specifies the bytes:
+not contain a key. A filter only saves work and never proves that a row exists (lesson 24). The size of a filter depends
+on the number of keys. The layout is the split-block filter of Parquet (256-bit blocks of eight 32-bit words, one bit
+per word). Tidemark uses its own vectorized hash, so this section specifies the bytes:
 
 | Bytes | Content |
 |---|---|
@@ -18,9 +18,9 @@ word). Tidemark uses its own vectorized hash, so this section specifies the byte
 
 **Key indexes.** A key index contains the position of each key in a generation, so a lookup reads only the entries that
 it needs. `key_index.arrow` is an Arrow IPC stream with one row per record, ascending by `hash`. Records with equal
-hashes are in the order of their acknowledgement. Its columns are `hash` (uint64), `entry` (uint64, the number of the
-WAL entry) and `row` (uint32, the record in the entry, from 0). Like the bloom filter, the index only saves work. A
-reader that finds a hash still compares the keys.
+hashes are in the order of their acknowledgement. The columns of `key_index.arrow` are `hash` (uint64), `entry` (uint64,
+the number of the WAL entry) and `row` (uint32, the record in the entry, from 0). Like the bloom filter, the index only
+saves work. A reader that finds a hash still compares the keys.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _column_hashes(column: pa.ChunkedArray) -> Hashes:
     if pa.types.is_dictionary(kind):
         return _column_hashes(column.cast(kind.value_type))
     if pa.types.is_floating(kind):
-        # Adding zero turns -0.0 into 0.0, because both are the same key.
+        # Adding zero turns -0.0 into 0.0. The two zeros are the same key.
         floats = column.cast(pa.float64()).to_numpy() + 0.0
         return _mix(np.where(np.isnan(floats), np.nan, floats).view(np.uint64) + _GOLDEN)
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
@@ -219,7 +219,7 @@ DENIES_NOTHING = BloomFilter(0, np.full((1, len(_SALTS)), 2**32 - 1, dtype=np.ui
 def build_bloom(hashes: Hashes) -> BloomFilter:
     """Return a filter of these hashed keys.
 
-    The number of keys determines its size. The filter contains every added key.
+    The number of keys determines the size of the filter. The filter contains every added key.
     """
     blocks = 1
     while blocks * _BLOCK_BITS < len(hashes) * BITS_PER_KEY:
@@ -232,7 +232,7 @@ def build_bloom(hashes: Hashes) -> BloomFilter:
 
 
 def from_bytes(data: bytes, where: str) -> BloomFilter:
-    """Return the filter in `data`. `where` is its key. Raises `Corrupt`, or `Unsupported` for a newer format."""
+    """Return the filter in `data`, from the key `where`. Raises `Corrupt`, or `Unsupported` for a newer format."""
     if len(data) < _HEADER.size or data[:7] != _MAGIC[:7]:
         raise Corrupt(f"{where}: not a bloom filter ({len(data)} bytes)", key=where)
     magic, keys, digest = _HEADER.unpack_from(data)

@@ -2,17 +2,15 @@
 
 Keys are relative to the root of the table or raw log (docs/architecture/object-store.md, "Keys"). `parse(build(x))`
 returns x. If a key can be parsed, its builder returns exactly this key. So the key of an object has a single spelling.
-Other keys do not belong to Tidemark. Tidemark never reads or deletes their objects.
+Other keys do not belong to Tidemark. Tidemark never reads or deletes objects with other keys.
 
 Below the root of a raw log, only these keys are valid (docs/architecture/ingestion.md, "Raw log"):
 
 | Key | Content |
 |---|---|
-| `live/<ms>.<writer>/<number>.avro` | one chunk. The name of its segment consists of the start of the segment and the
-writer (a UUID) |
+| `live/<ms>.<writer>/<number>.avro` | one chunk of the segment with this start time and this writer (a UUID) |
 | `live/collected.json` | the last collected chunk of each writer (`data.formats.documents`) |
-| `ids/<first ms>-<last ms>.<xxh3>.arrow` | ids of records of the segments that began in this time range
-(`data.formats.raw_chunk`) |
+| `ids/<first ms>-<last ms>.<xxh3>.arrow` | record ids of segments that began in this range (`data.formats.raw_chunk`) |
 | `_gc/candidates.json` | the collector's plan (`data.formats.documents`) |
 | `quarantine/<segment>/<uuid>.json` | records that no table accepts, in the form of a table's quarantine entries |
 | `_probe/<uuid>.json` | a test of the store's capabilities |
@@ -21,8 +19,8 @@ Numbers of chunks have 20 digits, so a listing returns the chunks of a segment i
 a *writer* from 1, across all segments of the writer. So a listing is enough to find missing chunks, even at the end of
 a segment.
 
-The module also builds the folders of partitions (`partition_folder`). It builds short names for texts that are too long
-or must not be shown (`short_hash`).
+The module also builds the folders of partitions (`partition_folder`). The module also builds short names for texts that
+are too long or must not be shown (`short_hash`).
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ LOCKS_PREFIX: Final = "_locks/"
 QUARANTINE_PREFIX: Final = "quarantine/"
 DELTA_PREFIX: Final = "_delta_log/"
 ICEBERG_FOLDER: Final = "_iceberg"
-"""The folder that is the location of the Iceberg table. Readers find its hint and metadata there."""
+"""The folder that is the location of the Iceberg table and contains the table's hint and metadata."""
 ICEBERG_PREFIX: Final = f"{ICEBERG_FOLDER}/metadata/"
 
 NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -143,8 +141,8 @@ def near_prefix(version: int, kind: KeyKind) -> str:
 
     These versions differ only in the last three digits.
 
-    For the kind `STATE`, these are the keys of states. For other kinds, they are the keys of version files and JSON
-    checkpoints together.
+    For the kind `STATE`, the prefix is for keys of states. For other kinds, the prefix is for keys of version files and
+    JSON checkpoints together.
     """
     return f"{STATES_PREFIX if kind is KeyKind.STATE else LOG_PREFIX}{FORMS['version'].write(version)}"[:-3]
 
@@ -155,7 +153,7 @@ def last_checkpoint_key() -> str:
 
 
 def manifest_key(manifest_id: str) -> str:
-    """Return the key of a shared state manifest. Its id is 16 hex digits of the SHA-256 of its content."""
+    """Return the key of a shared state manifest. The id is 16 hex digits of the SHA-256 of the manifest's content."""
     return KINDS[KeyKind.MANIFEST].key(id=manifest_id)
 
 
@@ -188,7 +186,7 @@ def split_key(window: int | None, windowed: bool, split_id: str, partition: str 
     The split is in the folder of its window's start in seconds, below the folders of its partition.
 
     The folder is `null` for the bucket of null timestamps and `all` in a table without windows. `partition` contains
-    the results of `partition_folder`, joined by slashes. It is empty in a table without partitions.
+    the results of `partition_folder`, joined by slashes. `partition` is empty in a table without partitions.
     """
     return KINDS[KeyKind.SPLIT].key(folder=(window, windowed), id=split_id, partition=partition)
 
@@ -332,11 +330,11 @@ def partition_folder(name: str, value: str | None) -> str:
     """Return the name of the folder for one value of a partition column.
 
     The name is percent-encoded. Different columns or values have different folders. The folder contains `~` and the
-    text's xxh3-128 if the encoded form
+    xxh3-128 of the text in these cases:
 
-    - is too long for a file system,
-    - equals the folder of null, or
-    - points to a place outside the table after decoding.
+    - The encoded form is too long for a file system.
+    - The encoded form equals the folder of null.
+    - The encoded form points to a place outside the table after decoding.
     """
     return f"{_encoded(name, _LONGEST_NAME) or _checksum(name)}={folder_value(value)}"
 
@@ -400,7 +398,7 @@ def raw_chunk_key(chunk: ChunkKey) -> str:
 class IdsKey:
     """The parts of a key for record ids.
 
-    They are the starts of the first and last segment, and the checksum of the object.
+    The parts are the starts of the first and last segment, and the checksum of the object.
     """
 
     first_ms: int

@@ -2,15 +2,15 @@
 
 An entry of `KINDS` describes one kind: the form of its keys, and the kinds to which its objects refer. An entry also
 states what protects an object from the collector, and which part of an object can contain values of rows. The code that
-builds and parses keys uses the entries. The collector, the check, forgetting, clones and repair also use them.
+builds and parses keys uses the entries. The collector, the check, forgetting, clones and repair also use the entries.
 `storage_core.maintain.table_objects` reads the objects.
 
 To add a kind:
 
-1. Write its entry here. The parts of the key template are fields of `keys.ParsedKey`.
+1. Write the entry of the kind here. The parts of the key template are fields of `keys.ParsedKey`.
 2. For a small JSON object, the codec is in the entry, and the record is in `documents`. Every other kind has a module
    of its own.
-3. Write its `<kind>_key` in `keys`.
+3. Write the `<kind>_key` of the kind in `keys`.
 4. If the object contains values of rows, add a reader to `_READERS` in `storage_core/maintain/check.py`.
 5. Add an object of the kind to `tests/support/every_kind.py`, and a row to section 1 of docs/spec.md. Run
    `tests/unit/test_kinds.py` and `tests/unit/test_keys.py`, which report anything that is missing.
@@ -291,7 +291,7 @@ class Keeper(StrEnum):
     RAW_LOG = "raw_log"
     """The retention of the object's raw log protects the object.
 
-    Each table that has not yet received its records also protects it.
+    Each table that has not yet received the records of the object also protects the object.
     """
 
 

@@ -2,8 +2,8 @@ r"""Objects of the Delta mirror and of the Iceberg mirror, as records and as byt
 
 **Delta.** The first part contains commits, inline deletion vectors and the hint, as Delta's protocol defines them. A
 commit is newline-delimited JSON with one action per line. The mirror's own data is in `commitInfo`. Delta allows any
-content there, and other readers ignore it. Texts are UTF-8 without `\u` escapes for characters above U+FFFF. The JSON
-decoder of delta-rs turns the two halves of such an escape into another character.
+content in `commitInfo`, and other readers ignore this content. Texts are UTF-8 without `\u` escapes for characters
+above U+FFFF. The JSON decoder of delta-rs turns the two halves of a `\u` escape into another character.
 
 **Iceberg.** The second part reads the mirror's own objects: the version that the mirror shows, and the files in the
 mirror. Metadata files are JSON. Manifest lists and manifests are Avro. Iceberg's specification defines the form of
@@ -31,16 +31,17 @@ from storage_core.data.formats.keys import ICEBERG_FOLDER
 OWN: Final = "tidemark"
 """The name of Tidemark's field in `commitInfo`.
 
-Tidemark's writer feature has the same name. The application of Tidemark's transactions also has this name.
+Tidemark's writer feature has the same name. The application id of Tidemark's transactions begins with this name.
 
-A writer that does not support a feature of a table must not write or vacuum the table. A reader ignores such a feature.
+A writer that does not support a feature of a table must not write or vacuum the table. A reader ignores a writer
+feature.
 """
 
 ENCODING: Final = "utf-8"
 """The encoding of a commit.
 
-If a commit has this encoding, its statistics contain no escapes that other readers misread. The same is true for all
-earlier commits.
+If a commit has this encoding, its statistics contain no escapes that other readers misread. All earlier commits also
+contain no escapes that other readers misread.
 """
 
 Json = dict[str, Any]
@@ -151,8 +152,7 @@ def vector(bitmap: bytes, cardinality: int) -> Json:
     """Return the descriptor of an inline deletion vector.
 
     `bitmap` is a portable Roaring bitmap of 32 bits and is not empty. Delta requires a bitmap of 64 bits. The 64-bit
-    form begins with the number of 32-bit bitmaps. Each 32-bit bitmap follows, after the upper 32 bits of its row
-    numbers.
+    form begins with the number of 32-bit bitmaps. The upper 32 bits of the row numbers precede each 32-bit bitmap.
     """
     data = struct.pack("<IQI", _MAGIC, 1, 0) + bitmap
     return {"storageType": "i", "pathOrInlineDv": z85(data), "sizeInBytes": len(data), "cardinality": cardinality}

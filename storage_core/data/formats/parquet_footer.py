@@ -1,8 +1,8 @@
 """Footers of Parquet files, and the encoding of footers, which is Thrift's compact protocol.
 
 The bytes may come from an untrusted writer. The first part reads Thrift's compact protocol as Parquet uses it. The
-second part finds a footer and checks the metadata of its column chunks. It also shortens the footer if each column of
-the file has a single page.
+second part finds a footer and checks the metadata of its column chunks. The second part also shortens the footer if
+each column of the file has a single page.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DEEPEST = 8
 LeftOut = Mapping[int, "LeftOut | None"]
 """The fields of a struct to remove, by id.
 
-None removes the field. A mapping removes fields of the structs inside it.
+The value None removes the field. A mapping removes fields of the structs inside it.
 """
 
 
@@ -203,8 +203,8 @@ def require_valid_chunks(metadata: pq.FileMetaData, size: int) -> None:
     """Raise Arrow's error if Arrow refuses the metadata of a column chunk in a file of `size` bytes. Nothing is read.
 
     For invalid metadata, such as histograms that do not fit their column, `RowGroupMetaData.column` ends the process.
-    This function starts to read each row group instead. Arrow then first creates a reader for each column, and raises
-    an error for invalid metadata. The error is an `ArrowException` or `OSError`.
+    Instead of calling `column`, this function starts to read each row group. Arrow then first creates a reader for each
+    column, and raises an error for invalid metadata. The error is an `ArrowException` or `OSError`.
     """
     opened = pq.ParquetFile(_Pages(size), metadata=metadata, pre_buffer=False, buffer_size=_PAGE_BUFFER)
     for group in range(metadata.num_row_groups):
@@ -226,9 +226,10 @@ def schema_bytes(footer: bytes) -> bytes | None:
 def of_single_pages(end: bytes | memoryview) -> tuple[bytes, int] | None:
     """Return the end of a file without its page indexes, and the position at which the caller must write this end.
 
-    Both `end` and the result start at the footer. The function also removes histograms, and bounds for readers from
-    before 2018. The function returns None if the file has several row groups, or if a column chunk has several data
-    pages. It also returns None if there are no indexes, or if other data follows the indexes.
+    The first byte of `end` and the first byte of the result are the start of the footer. The function also removes
+    histograms, and bounds for readers from before 2018. The function returns None if the file has several row groups,
+    or if a column chunk has several data pages. The function also returns None if there are no indexes, or if other
+    data follows the indexes.
     """
     footer, _ = struct(end, 0)
     chunks = [chunk for group in footer.get(_ROW_GROUPS, []) for chunk in group[_COLUMNS]]

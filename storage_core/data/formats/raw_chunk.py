@@ -10,8 +10,7 @@ log"). The schema is `LogRecord`: `id`, `timestamp_ms`, `table`, `key`, `operati
 | `tidemark.writer` | the writer's id, a UUID that is never reused |
 | `tidemark.segment_ms` | the start time of the chunk's segment |
 | `tidemark.number` | the chunk's number among the writer's chunks, from 1 |
-| `tidemark.first`, `tidemark.last` | the first and the last sequence number of the chunk's records, without gaps in
-between |
+| `tidemark.first`, `tidemark.last` | the first and the last sequence number of the records, without gaps |
 | `tidemark.xxh3` | xxh3-64 over all other bytes of the file (`avro.with_checksum`) |
 
 A record's id is `<writer>:<sequence number>`, which is never reused. The pair of writer and number is unique, so two
@@ -21,7 +20,7 @@ chunks never have equal bytes. The same chunk has the same bytes in every store.
 `decode_chunk` decodes the chunk and reports the fault.
 
 **Record ids.** For some chunks, one object contains the ids that producers gave to the records. The object is an Arrow
-IPC stream (LZ4), and its name depends on its content. It has these columns:
+IPC stream (LZ4), and its name depends on its content. The object has these columns:
 
 | Column | Content |
 |---|---|

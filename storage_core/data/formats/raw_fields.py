@@ -7,13 +7,14 @@ with one member. The name of the member is a tag:
 | Value | Written as | | Value | Written as |
 |---|---|---|---|---|
 | null, boolean, text | as it is | | time with a zone (UTC) | `{"$timestamp": "2024-01-01T00:00:00.000001+00:00"}` |
-| integer of 64 bits | as it is, all digits | | time without a zone | `{"$local": "2024-01-01T00:00:00"}` |
-| finite float | as it is, with point or exponent | | date | `{"$date": "2024-01-01"}` |
+| integer of 64 bits | a JSON number with all digits | | time without a zone | `{"$local": "2024-01-01T00:00:00"}` |
+| finite float | a JSON number with point or exponent | | date | `{"$date": "2024-01-01"}` |
 | NaN, infinities | `{"$float": "nan"}`, `inf`, `-inf` | | bytes | `{"$bytes": "<base64>"}` |
 | decimal | `{"$decimal": "1.50"}` | | map | `{"$map": [[key, value], …]}` |
 
 A date or time in a tag has exactly this form. A fraction has six digits and is absent if it is zero. Nanoseconds of
-Arrow are written with nine digits. `decode_fields` refuses such a time, because no column keeps nanoseconds.
+Arrow are written with nine digits. `decode_fields` refuses a time with nanoseconds, because no column keeps
+nanoseconds.
 
 If a producer wrote a number with point or exponent in JSON, the number keeps its digits (`Digits`). The type of the
 column determines whether the number is a float or a decimal. If a name in a producer's object starts with `$`, the text
@@ -23,7 +24,7 @@ Because the fields are text, every Avro reader can read a chunk. A union of Avro
 then make a decoder in C recurse to any depth.
 
 `encode_fields` returns the text of one row. `encode_rows` creates the same texts column by column, without one object
-per row. For types without a faster method, it calls `encode_value`.
+per row. For types without a faster method, `encode_rows` calls `encode_value`.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A **region manifest** is the protobuf message `RegionManifest`. `region_manifest
 fields and their meaning.
 
 A **generation manifest** is the generation's `_manifest.json`, which a flush, a distributor or a sort writes ("Memtable
-and generations"). The manifest is one JSON object with sorted keys. Its field `xxh3` contains the xxh3-64 of all other
-fields.
+and generations"). The manifest is one JSON object with sorted keys. The field `xxh3` of the manifest contains the
+xxh3-64 of all other fields.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ Older releases read records from WAL entries only. Older releases refuse this fo
 generation as empty.
 """
 SORTED_FORMAT_VERSION = 3
-"""The format of a sorted generation. Its data file consists of chunks, and it replaces several generations."""
+"""The format of a sorted generation, which replaces several generations and whose data file consists of chunks."""
 
 _READABLE = (FORMAT_VERSION, DATA_FORMAT_VERSION, SORTED_FORMAT_VERSION)
 
@@ -265,7 +265,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """One immutable generation. It contains its WAL entries in order, and the properties of its keys.
+    """One immutable generation, with its WAL entries in order and the properties of its keys.
 
     A sorted generation has one record per key, ascending by key, in `chunks`.
 
@@ -406,8 +406,8 @@ def _generation_of(body: Mapping[str, Any]) -> Generation:
             FlushedGeneration(generation=number(each["generation"]), path=text(each["path"]))
             for each in body.get("replaces", ())
         ),
-        # Early 0.1 wrote segments without an id into the generation's directory. Such a segment only saved work, so
-        # readers ignore it.
+        # Early 0.1 wrote segments without an id into the generation's directory. Readers ignore a segment without an
+        # id, because no result depends on the segment.
         segments=tuple(_read_segment(each) for each in body.get("segments", ()) if "id" in each),
     )
 

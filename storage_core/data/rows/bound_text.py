@@ -7,8 +7,7 @@ texts.
 |---|---|---|---|---|
 | boolean | `true`, `false` | | date | `2015-05-17` |
 | integers | decimal digits | | timestamp | `2015-05-17T10:05:03.000000Z`, no `Z` without a zone |
-| floats | the shortest text that gives the same float, or `NaN`, `Infinity` | | string | cut at 32 code points, and a
-cut maximum is rounded up |
+| floats | the shortest text with the same value, or `NaN`, `Infinity` | | string | at most 32 code points (`upper`) |
 | decimal | plain digits with the scale of the type | | binary, lists, structs, maps | none |
 """
 
@@ -54,7 +53,7 @@ def lower(bound: pa.Scalar, truncate_at: int) -> str | None:
 
 
 def upper(bound: pa.Scalar, truncate_at: int) -> str | None:
-    """Return the text of an upper bound. A long string is cut and rounded up. Return None if no such text exists."""
+    """Return the text of an upper bound, or None. A long string is replaced by a shorter and greater string."""
     text = text_of_bound(bound)
     if text is None or len(text) <= truncate_at or not _is_text(bound.type):
         return text
@@ -103,7 +102,7 @@ def _float_text(value: float) -> str:
         return "NaN"
     if math.isinf(value):
         return "Infinity" if value > 0 else "-Infinity"
-    return repr(value + 0.0)  # -0.0 and 0.0 are the same value
+    return repr(value + 0.0)  # the negative zero and 0.0 are the same value
 
 
 def _calendar_text(bound: pa.Scalar) -> str | None:

@@ -74,7 +74,8 @@ def coding(column: pa.ChunkedArray, *, descending: bool = False) -> Coding:
     """Return the codes of a column in the total order. With `descending`, the order is reversed except for nulls.
 
     Dictionary columns are not decoded. Unused, repeated or null dictionary values do not change the result. The number
-    of dictionaries does not change it either. Raises `InvalidInput` for lists, structs and maps, which have no order.
+    of dictionaries does not change the result either. Raises `InvalidInput` for lists, structs and maps, which have no
+    order.
     """
     if pa.types.is_dictionary(column.type):
         return _dictionary_coding(column, descending=descending)
@@ -296,8 +297,8 @@ def leading_keys(values: pa.Array) -> Unsigned:
 
     The words are ordered like the values. The word of a text is its first eight bytes.
 
-    Different values may have equal words. Null has the greatest word. The word of a number, date or timestamp is
-    derived from its `sortable` key.
+    Different values may have equal words. The word of a null is the greatest word. The word of a number, date or
+    timestamp is derived from its `sortable` key.
     """
     if pa.types.is_string(values.type):
         keys = _leading_bytes(values)

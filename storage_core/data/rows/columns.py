@@ -8,8 +8,8 @@ column had this name earlier. If the stored name differs from the current name, 
 stored name.
 
 The schema stores these entries as metadata of the column's field, both in Spark's JSON and in Arrow. Splits and records
-are never rewritten after such a change. They contain the columns and types that the table had when they were written.
-`of_earlier` converts them to the current columns of the table.
+are never rewritten after a schema change. Splits and records contain the columns and types that the table had when the
+split or record was written. `of_earlier` converts earlier rows to the current columns of the table.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LAST_COLUMN_ID: Final = "tidemark.lastColumnId"
 """The setting that contains the greatest column id so far. Only a table with a changed schema has this setting."""
 
 FORMER_NAMES: Final = "tidemark.formerColumns"
-"""The setting that contains the former names of columns, as JSON. Only a table with a changed schema has it."""
+"""The setting with the former names of columns, as JSON. Only a table with a changed schema has this setting."""
 
 LONGEST_DEFAULT: Final = 1024
 """The maximum number of code points in the text of a default. This text is part of the schema in every split."""
@@ -100,9 +100,9 @@ def former_setting(names: Iterable[str]) -> dict[str, str]:
 
 
 def with_former(names: Iterable[str], before: pa.Schema, after: pa.Schema) -> frozenset[str]:
-    """Return `names` and the names that a column has in `before` but no longer has in `after`.
+    """Return `names`, plus each name that a column has in `before` but no longer has in `after`.
 
-    Both schemas must have ids.
+    The schemas `before` and `after` must have ids.
     """
     own, kept = ({(column_id(field), field.name) for field in each} for each in (before, after))
     there, left = ({(column_id(field), stored_name(field)) for field in each} for each in (before, after))
@@ -220,8 +220,8 @@ def of_earlier(rows: pa.Table, schema: pa.Schema, names: Mapping[str, str] | Non
 def follows(later: pa.Schema, earlier: pa.Schema) -> bool:
     """Return whether `of_earlier` can convert rows of the earlier schema of a table to the later schema.
 
-    If so, a change planned under the earlier schema may be committed under the later schema. Dropped columns are
-    ignored.
+    If the conversion is possible, a change planned under the earlier schema may be committed under the later schema.
+    Dropped columns are ignored.
     """
     if not has_changed(later):
         return bool(later.equals(earlier))

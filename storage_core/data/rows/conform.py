@@ -140,7 +140,7 @@ def _first_unfit(column: pa.ChunkedArray, type_: pa.DataType) -> str:
         try:
             value.cast(type_)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            beyond = times.first_beyond(distinct.slice(place, 1))  # Python cannot represent such a time
+            beyond = times.first_beyond(distinct.slice(place, 1))  # Python has only the years 1 to 9999
             return f": {quoted(beyond or str(value))}"
     return ""
 

@@ -5,10 +5,10 @@ sets. This table shows the result of two records of the same key:
 
 | then ▸ first ▾ | put | patch | delete | reset |
 |---|---|---|---|---|
-| put | put | put with the fields of the patch | delete | reset |
+| put | put | put, changed by the patch | delete | reset |
 | patch | put | patch of both | delete | reset |
-| delete | reset | reset to the fields of the patch | delete | reset |
-| reset | reset | reset with the fields of the patch | delete | reset |
+| delete | reset | reset with only the fields of the patch | delete | reset |
+| reset | reset | reset, changed by the patch | delete | reset |
 
 A put and a reset set the whole row. A column that such a record does not set becomes null. A patch replaces the value
 of each column in its `_fields`. If `_fields` contains `merging(column)`, the patch merges the maps instead. The entries
@@ -20,7 +20,7 @@ Folding is associative, so records may be folded in groups of any size. `apply` 
 puts.
 
 `conformed` converts earlier records to a later schema of the table (`docs/spec.md`, "Columns that change"). Unlike
-splits, records contain the ids of columns. They also contain the names that the columns had when the record was
+splits, records contain the ids of columns. Records also contain the names that the columns had when the record was
 written.
 """
 
@@ -67,7 +67,7 @@ def merging(column: str) -> str:
 def record_schema(schema: pa.Schema) -> pa.Schema:
     """Return the schema of records for rows with `schema`.
 
-    It has the operation, the fields, and then the nullable columns.
+    The schema has the operation, the fields, and then the nullable columns.
 
     Raises `InvalidInput` if a column of the table has the name of a record column.
     """
@@ -148,7 +148,7 @@ def left_open(records: Sequence[pa.Table], wanted: pa.Table) -> pa.Table:
 
     The records contain only keys in `wanted`.
 
-    A put, a reset and a delete determine the whole row. A patch does not.
+    A put, a reset and a delete determine the whole row. A patch does not determine the whole row.
     """
     masks = [each.column(OPERATION).to_numpy() != int(Operation.PATCH) for each in records]
     if not any(mask.any() for mask in masks):
@@ -265,7 +265,7 @@ class _Given:
         self._merging = {name for name in maps if self._names(merging(name)).any()}
 
     def valued(self, name: str) -> Mask:
-        """Return the rows that set the column. Their `_fields` lists the column or is null.
+        """Return the rows that set the column, whose `_fields` lists the column or is null.
 
         A delete is never included.
         """
@@ -322,8 +322,8 @@ def _with_unions(column: pa.ChunkedArray, ordered: pa.ChunkedArray, groups: Posi
 def _fold_operations(operations: npt.NDArray[np.int8], groups: _Groups) -> npt.NDArray[np.int8]:
     """Return the operation of each group.
 
-    The operation depends on the group's last record that is not a patch. It also depends on whether a record of the
-    group deletes the row.
+    The operation depends on the group's last record that is not a patch. The operation also depends on whether a record
+    of the group deletes the row.
     """
     last_whole = groups.newest(operations != Operation.PATCH)
     last = groups.lasts
@@ -356,9 +356,10 @@ def conformed(records: pa.Table, wanted: pa.Schema) -> pa.Table:
 
     `wanted` is the `record_schema` of a later schema.
 
-    If a record sets the whole row, a column that was added later gets its default or null. A patch does not set such a
-    column. If the table never changed its schema, the records are not changed. Raises `CommitConflict` if a column is
-    wider in the records. Such records have a later schema than `wanted`.
+    If a record sets the whole row, a column that was added later gets its default or null. A patch does not set a
+    column that was added later. If the table never changed its schema, the records are not changed. Raises
+    `CommitConflict` if a column is wider in the records. Records with a wider column have a later schema than
+    `due_runs`.
     """
     if records.schema.equals(wanted, check_metadata=True) or not (has_changed(wanted) or has_changed(records.schema)):
         return records

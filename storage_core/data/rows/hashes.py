@@ -1,8 +1,8 @@
 """Hash functions that give the same results as other systems: Spark's Murmur3, Iceberg's bucket hash, SipHash.
 
-**`murmur3`** hashes column values exactly as Spark does. The bucket transforms of regions use it. It is the x86 32-bit
-variant with Spark's treatment of the tail. Each byte after the last whole word is mixed as a separate signed word.
-These bytes are hashed:
+**`murmur3`** hashes column values exactly as Spark does. The bucket transforms of regions use `murmur3`. `murmur3` is
+the x86 32-bit variant with Spark's treatment of the tail. Each byte after the last whole word is mixed as a separate
+signed word. These bytes are hashed:
 
 | Type | Hashed as |
 |---|---|
@@ -10,7 +10,7 @@ These bytes are hashed:
 | float32, float64 | the bits of the float64, with -0.0 as 0.0 and with the same bits for every NaN |
 | bool, date32 | the 32-bit integer: 1 or 0, days since 1970 |
 | timestamp | microseconds since 1970 as a 64-bit integer |
-| decimal | its unscaled value, as a 64-bit integer if it fits, else as the shortest big-endian two's complement |
+| decimal | the unscaled value: a 64-bit integer if the value fits, otherwise the shortest big-endian two's complement |
 | string, binary | the bytes, text in UTF-8 |
 
 A null does not change the hash. Spark computes the same hash when integers are cast to long and floats to double. For
@@ -64,8 +64,8 @@ def murmur3(columns: Sequence[Column]) -> npt.NDArray[np.int32]:
     A null does not change the hash, so the hash of a row of nulls is 0. Columns must have equal lengths. Raises
     `InvalidInput` for a type that has no hash: lists, structs, maps.
 
-    Cost: the function has no Python loop over rows. Text is hashed word by word, so the memory does not grow with the
-        length of a text.
+    Cost: the function has no Python loop over rows. The function hashes text word by word, so the memory does not grow
+        with the length of a text.
     """
     rows = len(columns[0]) if columns else 0
     hashes = np.zeros(rows, np.uint32)
@@ -227,7 +227,7 @@ def hash_bytes(
 
 
 def _hash_words(data: Bytes, seed: int) -> int:
-    """Return the hash after mixing in whole words.
+    """Return the hash of the whole words of `data`, starting from `seed`.
 
     A part of the hash does not depend on the previous word. This part is computed for many words in one step. The rest
     is computed in Python.

@@ -7,13 +7,13 @@ Callers give Python objects, Arrow data, data frames of pandas or Polars, or any
   2**64 - 1 as -1.0 in a float column, and reads NumPy's booleans and durations as whole numbers.
 - **DuckDB and Polars**: `reject_lossy_columns` refuses columns if these libraries change the values in their Arrow
   data.
-- **Python values**: `exact_array` converts them. Arrow itself accepts values that it then changes. It stores 1.9 as the
-  integer 1, a timestamp as a date, 1e300 as the single float inf, and 1e-77 as the decimal 0. A decimal with an
+- **Python values**: `exact_array` converts them. Arrow itself accepts values that it then changes. Arrow stores 1.9 as
+  the integer 1, a timestamp as a date, 1e300 as the single float inf, and 1e-77 as the decimal 0. A decimal with an
   exponent like -999999999 even makes Arrow end the process. Therefore decimals get their scale before the conversion.
   One pass over the types of the values determines whether any of these changes is possible. The values are compared one
   by one only if a change is possible.
-- **Data frames**: `collected` converts data frames of pandas and lazy frames of Polars. Neither library is imported,
-  because such a frame exists only if the caller has imported its library.
+- **Data frames**: `collected` converts data frames of pandas and lazy frames of Polars. The module imports neither
+  pandas nor Polars, because a data frame exists only if the caller has imported its library.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def has_numpy_values(kinds: Collection[type]) -> bool:
 
 
 def is_plain(values: npt.NDArray[Any]) -> bool:
-    """Return whether Arrow reads the array's values unchanged. This is true for unmasked floats in one dimension."""
+    """Return whether Arrow reads the array's values unchanged, as it reads unmasked floats in one dimension."""
     plain = values.dtype.kind == "f" and values.dtype.itemsize <= 8  # a Python float has 8 bytes
     return plain and values.ndim == 1 and not isinstance(values, np.ma.MaskedArray)
 
@@ -129,7 +129,7 @@ def _time(value: np.datetime64) -> dt.datetime:
 _OF_POLARS: Final = {"Int128": "Decimal(38, 0)", "UInt128": "Decimal(38, 0)", "Object": "String"}
 """Polars types that Arrow data lacks, each with the target type of a cast.
 
-An `Object` would become the address of its value.
+Without a cast, Arrow data would contain the memory address of an `Object` instead of its value.
 """
 
 
@@ -166,9 +166,9 @@ def _inside(type_: Any) -> Iterator[Any]:
 _INTEGERS = (int, np.integer)
 _NUMBERS = (*_INTEGERS, float, np.floating)
 _NO_VECTORS = (bytes, bytearray, memoryview, set, frozenset, range)
-"""Types that Arrow reads as lists of numbers. They are refused as embeddings.
+"""Types that Arrow reads as lists of numbers. Values of these types are refused as embeddings.
 
-Bytes are other data, a set has no order, and a range is not a measurement.
+An embedding is an ordered list of measured numbers, but bytes, sets and ranges are not.
 """
 
 
@@ -405,7 +405,7 @@ def _column_of_series(series: Any, name: str) -> pa.Array | pa.ChunkedArray:
 
 
 def _type_of(values: Sequence[object], type_: pa.DataType) -> pa.DataType:
-    """Return the type for these times. It has a zone if one of the times has a zone."""
+    """Return the type for these times. The type has a zone if one of the times has a zone."""
     if not pa.types.is_timestamp(type_):
         return type_
     zoned = any(getattr(each, "tzinfo", None) is not None for each in values)
@@ -462,10 +462,10 @@ def validated_rows(given: pa.Table | pa.RecordBatch) -> pa.Table:
 
 
 def is_stream(rows: object) -> TypeGuard[ArrowStream]:
-    """Return whether the rows arrive as a stream of batches. This includes all data frames."""
+    """Return whether the rows arrive as a stream of batches, including all data frames."""
     if isinstance(rows, Mapping | pa.Table | pa.RecordBatch):
         return False
-    is_part = type(rows).__module__.partition(".")[0] == "pandas"  # for example a series: it is a column
+    is_part = type(rows).__module__.partition(".")[0] == "pandas"  # for example a Series, which is a column
     return is_frame(rows) or (hasattr(rows, "__arrow_c_stream__") and not is_part)
 
 
@@ -498,7 +498,7 @@ def pieces_of(rows: ArrowStream) -> Iterator[pa.Table]:
 
 
 def reader_of(rows: ArrowStream) -> pa.RecordBatchReader:
-    """Return the stream as a reader of batches. The function reads nothing yet, but it collects a lazy frame.
+    """Return the stream as a reader of batches. The rows are read later, but a lazy frame is collected now.
 
     Raises:
         InvalidInput: The rows are not a stream. Or Arrow data does not keep the values of a column of DuckDB, Polars or
@@ -508,7 +508,7 @@ def reader_of(rows: ArrowStream) -> pa.RecordBatchReader:
     if isinstance(rows, pa.Table):
         return rows.to_reader()
     reject_lossy_columns(rows)
-    # A reader is used directly. If it were converted to a stream, only the text of its errors would be kept.
+    # A reader is used directly. If a reader were converted to a stream, only the text of its errors would be kept.
     own = getattr(rows, "to_reader", None)  # scans have this method
     try:
         given = rows if own is None else own()

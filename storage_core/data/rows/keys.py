@@ -30,7 +30,7 @@ _CACHED_ROWS = 65_536
 def pack(columns: Iterable[Codes | Coding], rows: int) -> list[Unsigned]:
     """Return 64-bit keys, with the most significant key first.
 
-    Their lexicographic order is the order of the columns' values.
+    The lexicographic order of the keys is the order of the columns' values.
 
     Neighboring columns share a key while their ranges fit into 64 bits. Usually one key is sufficient. A `Coding` is
     computed only when its column is packed, so the codes of only one `Coding` are in memory at a time.
@@ -151,14 +151,14 @@ def _ranks_by_counting(key: Unsigned) -> Positions:
 def _order_of_one(key: Unsigned) -> Positions:
     """Return the stable order by one key.
 
-    If a key and a row number fit into one word, the function sorts words. This is several times faster.
+    If a key and a row number fit into one word, the function sorts words. Sorting words is several times faster.
     """
     rows = len(key)
     row_bits = max(rows - 1, 0).bit_length()
     if not np.any(key[1:] < key[:-1]):
         return np.arange(rows, dtype=np.int64)
     if int(key.max()).bit_length() + row_bits > KEY_BITS:
-        # numpy's stable sort of 64-bit keys is timsort. It finds the presorted parts of merged inputs.
+        # numpy's stable sort of 64-bit keys is timsort. Timsort finds the presorted parts of merged inputs.
         return np.argsort(key, kind="stable").astype(np.int64, copy=False)
     words = key << np.uint64(row_bits) | np.arange(rows, dtype=np.uint64)
     words.sort()
@@ -260,7 +260,7 @@ class MapColumn:
 
 
 def map_column(array: pa.MapArray) -> MapColumn:
-    """Return the chunk in a form in which keys can be looked up. Cost: one pass over its keys."""
+    """Return the chunk in a form in which keys can be looked up. Cost: one pass over the keys of the chunk."""
     offsets = array.offsets.to_numpy().astype(np.int64)
     starts, ends = offsets[:-1], offsets[1:]
     if array.null_count:
@@ -336,7 +336,7 @@ def beyond_limit(rows: pa.Table, name: str) -> Mask:
 
 
 def size_of_key(value: object) -> int:
-    """Return the number of bytes of a key value. Return 0 if its type has no length."""
+    """Return the number of bytes of a key value, or 0 if the type of the value has no length."""
     return len(value.encode() if isinstance(value, str) else value) if isinstance(value, str | bytes) else 0
 
 

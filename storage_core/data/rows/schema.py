@@ -13,7 +13,7 @@ Only columns can contain embeddings (`rows.vectors`) or be required. Nested fiel
 split can be read with a newer schema. Other types are refused.
 
 The module also contains the types that replace Arrow's extension types, the field ids for Parquet, and the columns of
-change reads. Its last parts are the rules for column names and the dropped columns of a table.
+change reads. The last parts of the module are the rules for column names and the dropped columns of a table.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def _atom_from_spark(text: str, where: str) -> pa.DataType:
 FIELD_ID: Final = "PARQUET:field_id"
 
 _INNER_IDS: Final = 2**30
-"""The least id of a field inside a column. The ids of columns are smaller."""
+"""The least id of a field inside a column. The ids of columns are smaller than the ids of fields inside columns."""
 
 _INNER_BITS: Final = 12
 
@@ -404,7 +404,7 @@ def require_names(names: Sequence[object]) -> None:
 DROPPED: Final = "tidemark.droppedColumns"
 """The setting that contains the dropped columns of a table.
 
-Its value is a schema string, in which the columns have their stored names.
+The value of this setting is a schema string, in which the columns have their stored names.
 """
 
 

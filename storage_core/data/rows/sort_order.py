@@ -1,7 +1,7 @@
 """The order of rows: the sort schema language, its columns in a table, and the sort itself.
 
-**Sort schemas.** A sort schema contains the columns of the order, with their directions. It may also contain columns
-that only have statistics:
+**Sort schemas.** A sort schema contains the columns of the order, with their directions. A sort schema may also contain
+columns that only have statistics:
 
     [name=]column|…[|&column…]|timestamp[|tiebreaker]/V2[ nulls first| nulls last]
     column = [+|-]name[__type] | name[__type][+|-] | name[__type][:dense-type]:(+|-)
@@ -18,11 +18,11 @@ the time column's own name (docs/architecture/compaction.md).
 compaction, for example, the rows consist of presorted parts. Each doubling of the number of parts then costs one more
 merge pass.
 
-**`timeseries_id`.** This column contains one number for each series of points. In the sort order, it comes before the
-timestamp and keeps each series together. A metric name, a type and tags together identify a series. Their columns are
-recognized by name: `metric_name` (text), `metric_type` (a whole number from 0 to 255, or 0 if it is missing), and the
-tags. The tags are all other string columns, except the columns of the value and the time. A tag without a value is not
-a part of the series.
+**`timeseries_id`.** This column contains one number for each series of points. In the sort order, `timeseries_id` comes
+before the timestamp and keeps each series together. A metric name, a type and tags together identify a series. The
+columns of a series are recognized by name: `metric_name` (text), `metric_type` (a whole number from 0 to 255), and the
+tags. A missing `metric_type` is 0. The tags are all other string columns, except the columns of the value and the time.
+A tag without a value is not a part of the series.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class SortColumn:
 
     @property
     def text(self) -> str:
-        """The canonical form. It omits a type and a direction that are the defaults for the column's name."""
+        """The canonical form, which omits a type and a direction that are the defaults for the column's name."""
         suffix = "" if self.type == _default_type(self.name) else f"__{_SUFFIX_BY_TYPE[self.type]}"
         direction = "" if self.descending == _default_descending(self.name) else ":-" if self.descending else ":+"
         return f"{self.name}{suffix}{direction}"
@@ -128,8 +128,8 @@ class SortSchema:
 def parse_sort_schema(text: str, time_column: str | None = None) -> SortSchema:
     """Return the parsed schema.
 
-    The older form `…|timestamp&column/V2` is accepted, too. Its columns after `&` only have statistics. In the result,
-    these columns follow the cutoff, and the cutoff is before the timestamp.
+    The older form `…|timestamp&column/V2` is accepted, too. In this older form, the columns after `&` only have
+    statistics. In the result, these columns follow the cutoff, and the cutoff is before the timestamp.
 
     Args:
         text: The sort schema.
@@ -348,8 +348,8 @@ class SortOrder:
     """The columns that decide the order, most significant first. The position of nulls is independent of the direction.
 
     `statistics` are the columns after the cutoff. Splits have statistics of these columns, but the order does not
-    compare them. `text` is the text in the metadata of splits. It is the canonical sort schema, or `key(a,b)` for the
-    order by primary key. It is empty if rows have no order. Splits with equal text have the same order.
+    compare them. `text` is the text in the metadata of splits. The text is the canonical sort schema, or `key(a,b)` for
+    the order by primary key. The text is empty if rows have no order. Splits with equal text have the same order.
     """
 
     columns: tuple[OrderColumn, ...]

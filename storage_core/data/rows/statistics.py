@@ -7,16 +7,16 @@ r"""Summaries of the values of a column: bounds, a regular expression, and a fin
 (docs/architecture/compaction.md, "Split files"). The distinct values form a trie, and an edge of the trie ends where
 the values branch. For example, `prod, production, staging` becomes `^(prod(|uction)|staging)$`. A part that would
 exceed the limits below becomes `[\s\S]+`. The expression therefore always matches every value and stays short. The
-expression contains at most `MOST_TRANSITIONS` characters of values. Its syntax has at most about ten times this number
-of characters. RE2, Java, Rust and Python read this syntax in the same way.
+expression contains at most `MOST_TRANSITIONS` characters of values. The syntax of the expression has at most about ten
+times `MOST_TRANSITIONS` characters. RE2, Java, Rust and Python read this syntax in the same way.
 
 **Fingerprints** (`fingerprint_of`). A fingerprint identifies a multiset of rows, which a compaction must not change
 (MC-1, MC-2, MC-4). Each cell is hashed with the name of its column. The hashes of a row's cells are summed and mixed,
 and the results of all rows are summed. The order of rows and columns, the chunks and the dictionaries therefore have no
 effect. A null does not change the sum, so a missing column equals a column without values. Values that are equal in the
-total order have equal hashes. Both zeros therefore have one hash, and all NaN have one hash. Strings are hashed by
-multilinear hashing over their words (Lemire and Kaser, "Strongly universal string hashing is fast"), all rows at once.
-The digest detects mistakes. It does not protect against an adversary and is not stored.
+total order have equal hashes. The zeros -0.0 and 0.0 therefore have one hash, and all NaN values have one hash. Strings
+are hashed by multilinear hashing over their words (Lemire and Kaser, "Strongly universal string hashing is fast"), all
+rows at once. The digest detects mistakes. The digest does not protect against an adversary and is not stored.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _FEW = 8
 class Statistics:
     """The bounds of each column in text form, and the number of nulls of each column.
 
-    A column without a bound on one side has no entry on that side. Possible reasons are that the column has no values,
-    that its type has no bounds, that the maximum cannot be rounded up, or that an instant is outside of the years 1 to
-    9999. A missing entry is never used to prune.
+    A column without a bound on one side has no entry on that side. A bound is missing if the column has no values, if
+    its type has no bounds, or if the maximum cannot be rounded up. A bound is also missing if an instant is outside of
+    the years 1 to 9999. A missing entry is never used to prune.
     """
 
     min_values: dict[str, str] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Statistics:
 
 
 class Running:
-    """The statistics of rows that arrive in pieces. They equal the result of `compute` for all rows."""
+    """The statistics of rows that arrive in pieces. The statistics equal the result of `compute` for all rows."""
 
     __slots__ = ("_extremes", "_nulls")
 
@@ -281,9 +281,9 @@ def mismatches(rows: pa.Table, expressions: Mapping[str, str]) -> list[str]:
 
 
 def _of_many(least: str, greatest: str) -> str:
-    """Return the expression of many values.
+    """Return a regular expression that matches all values between the least and the greatest value.
 
-    Their common prefix is the common prefix of the least and the greatest value.
+    The common prefix of all values is the common prefix of the least and the greatest value.
     """
     prefix = _shared(least[:MOST_PER_EDGE], greatest[:MOST_PER_EDGE])
     tail = f"(|{_ANYTHING})" if least == prefix else _ANYTHING
@@ -310,7 +310,7 @@ def _open(values: Sequence[str], root: _Edge, transitions: int) -> _Opened:
 
 
 def _edges(values: Sequence[str], node: _Edge, transitions: int) -> list[_Edge] | None:
-    """Return the outgoing edges of a node. Return None if the edges have more characters than are left."""
+    """Return the outgoing edges of a node, or None if the edges have more than `transitions` characters."""
     edges: list[_Edge] = []
     low = node.low + _ends_here(values, node)
     while low < node.high:
@@ -342,7 +342,7 @@ def _shared(a: str, b: str) -> str:
 
 
 def _ends_here(values: Sequence[str], node: _Edge) -> bool:
-    """Return whether the text up to the node is itself a value. If so, this text is the smallest value of the node."""
+    """Return whether the path from the root to the node is a complete value, which is then the node's least value."""
     return len(values[node.low]) == node.depth
 
 
@@ -376,11 +376,11 @@ class RowFingerprint:
 
 
 NO_ROWS = RowFingerprint(0, 0)
-"""The fingerprint of no rows. It is the neutral element of `combine`."""
+"""The fingerprint of no rows, which is the neutral element of `combine`."""
 
 
 def fingerprint_of(table: pa.Table) -> RowFingerprint:
-    """Return the fingerprint of the rows. It covers all columns and their names.
+    """Return the fingerprint of the rows. The fingerprint covers all columns and their names.
 
     Cost: about 100 bytes of memory per row, for at most 65,536 rows at a time.
     """
@@ -474,7 +474,8 @@ def _bytes_hashes(array: pa.Array) -> Unsigned:
     rest = np.repeat(lengths, counts) - inside
     short = rest < 8
     words[short] &= (np.uint64(1) << (rest[short] * 8).astype(np.uint64)) - np.uint64(1)
-    # "a" and "a" with a zero byte at its end have equal words. The length distinguishes these two texts.
+    # "a" and "a" with a zero byte at its end have equal words. The length distinguishes a text from the same text with
+    # a zero byte at its end.
     return _mix(_sequence_hashes(_mix(words), ends) + lengths.astype(np.uint64))
 
 

@@ -34,7 +34,7 @@ from storage_core.data.rows.values import (
 
 # Texts of times.
 
-# The expressions have the same meaning in Python and in RE2. They do not match days that do not exist.
+# The expressions have the same meaning in Python and in RE2. The expressions do not match days that do not exist.
 _YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 _FOURTH = "(?:0[48]|[2468][048]|[13579][26])"
 _DAY: Final = (
@@ -101,7 +101,7 @@ def conformed(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
 def without_misfits(rows: pa.Table, schema: pa.Schema) -> tuple[pa.Table, list[tuple[str, Mask]]]:
     """Return the rows with null in place of each text that is not a time.
 
-    Also return, for each column with such a text, a reason and a mask of the rows.
+    Also return, for each column with an invalid text, a reason and a mask of the rows.
     """
     import pyarrow.compute as pc
 
@@ -256,8 +256,8 @@ _DAYS = (-719_162, 2_932_896)
 def beyond(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array | None:
     """Return, for each value, whether the value or a value inside of it is outside of the years 1 to 9999.
 
-    Return None if no value is outside of these years. For a null, the result is null. In a column of a nested type, it
-    is False.
+    Return None if no value is outside of these years. For a null, the result is null. For a null in a column of a
+    nested type, the result is False.
     """
     if pa.types.is_nested(column.type):
         wrong = wrong_values(column, _beyond_inside)
@@ -275,7 +275,7 @@ def beyond(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array | N
 def within_calendar(table: pa.Table) -> pa.Table:
     """Return the table if all its dates and timestamps are in the years 1 to 9999.
 
-    The table must have types that tables support. Its decimals must have no more digits than their types.
+    The table must have types that tables support. The decimals of the table must have no more digits than their types.
 
     Raises:
         InvalidInput: A value breaks one of these rules. The error names the column and the first such row, counted from

@@ -1,8 +1,8 @@
 """Checks of the values inside of columns, at any depth: leaves, decimals and validity.
 
-**Leaves.** The leaves of a nested Arrow type are the types inside its lists, structs and maps that are not nested. They
-have a fixed order. The physical columns of a Parquet file are these leaves, in the same order. `wrong_values` applies a
-check to the values of a column at any depth.
+**Leaves.** The leaves of a nested Arrow type are the types inside its lists, structs and maps that are not nested. The
+leaves have a fixed order. The physical columns of a Parquet file are these leaves, in the same order. `wrong_values`
+applies a check to the values of a column at any depth.
 
 **Decimals.** A decimal can have more digits than its type allows. Arrow can hold such a decimal, but Parquet returns
 another number for it. `find_long_decimals` finds such decimals.
@@ -51,7 +51,7 @@ def with_changed_leaves(values: pa.Array, changes: Iterator[Change | None]) -> p
 
     If the next function is None, the leaf does not change.
 
-    Cost: unchanged leaves are not copied.
+    Cost: the function copies only changed leaves.
     """
     kinds, type_ = pa.types, values.type
     if kinds.is_map(type_):
@@ -93,17 +93,17 @@ def _is_listed(type_: pa.DataType) -> bool:
     return bool(kinds.is_list(type_) or kinds.is_large_list(type_) or kinds.is_fixed_size_list(type_))
 
 
-# Checks at any depth.
+# Checks of values at any depth of a nested type.
 
 Offsets = npt.NDArray[np.int64]
 Check = Callable[[pa.Array], Mask | None]
-"""A function that returns a mask of the wrong values, or None if no value is wrong. Its argument is not nested."""
+"""A function that returns a mask of the wrong values, or None if no value is wrong. The argument is not nested."""
 
 
 def wrong_values(column: pa.ChunkedArray | pa.Array, check: Check) -> Mask | None:
-    """Return, for each value of the column, whether it contains a wrong value.
+    """Return a mask of the values that are wrong or contain a wrong value.
 
-    Return None if no value contains a wrong value.
+    Return None if the column contains no wrong value.
     """
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     found = [_wrong(each, check) for each in chunks]
@@ -159,14 +159,14 @@ def _of_child(values: pa.Array, child: pa.Array, offsets: Offsets | None, check:
 
 
 def _some(found: Mask, values: pa.Array) -> Mask | None:
-    """Return a mask of the wrong values that are not null. Return None if there are no such values."""
+    """Return a mask of the wrong values that are not null, or None if every wrong value is null."""
     found = found & np.asarray(values.is_valid())
     return found if found.any() else None
 
 
 # Decimals.
 
-_WIDEST = 76  # the digits of a decimal of 256 bits. Every decimal of 128 bits fits into it.
+_WIDEST = 76  # the digits of a decimal of 256 bits. Every decimal of 128 bits fits into 256 bits.
 
 
 TOO_LONG = "a decimal has more digits than its type"
@@ -175,7 +175,7 @@ TOO_LONG = "a decimal has more digits than its type"
 def find_long_decimals(column: pa.ChunkedArray | pa.Array) -> Mask | None:
     """Return a mask of the values that contain a decimal with more digits than its type allows.
 
-    Return None if no value contains such a decimal.
+    Return None if no value contains a decimal with too many digits.
     """
     return wrong_values(column, _too_long)
 
@@ -283,7 +283,7 @@ def has_untyped_keys(type_: pa.DataType) -> bool:
 def _require_typed_keys(schema: pa.Schema) -> None:
     """Raise `InvalidInput` for a map of maps with untyped keys.
 
-    Arrow ends the process when it reads the entries of such a map.
+    Arrow ends the process when it reads the entries of a map of maps with untyped keys.
     """
     for field in schema:
         if any(has_untyped_keys(entries) for entries in _entries(field.type)):
@@ -327,7 +327,7 @@ def with_bytes(rows: pa.Table, faults: Iterable[Fault]) -> pa.Table:
 def _sound(chunk: pa.Array, name: str) -> pa.Array:
     """Return the array if its offsets, indices and lengths match its values, so that kernels may process it.
 
-    If they do not match, raise `InvalidInput`.
+    If the offsets, indices or lengths do not match, raise `InvalidInput`.
     """
     try:
         is_sound = is_valid(chunk.view(_physical(chunk.type)))
@@ -379,7 +379,7 @@ def _physical(type_: pa.DataType) -> pa.DataType:
 
 
 def _reachable(array: pa.Array) -> pa.Array:
-    """Return only the values that belong to a row. The other values are inside nulls or outside a slice.
+    """Return only the values that belong to a row. All other values are inside a null value or outside a slice.
 
     Dictionaries are decoded.
     """
@@ -441,9 +441,9 @@ def _invalid(array: pa.Array) -> Verdict:
 
 
 def _doubled(array: pa.Array) -> Verdict:
-    """Return a mask of the maps that contain a key twice, with its reason.
+    """Return the reason and a mask for the maps that contain a key twice.
 
-    Arrow allows such maps, but readers that build a map do not.
+    Arrow allows maps with repeated keys, but readers that build a map do not.
     """
     if not pa.types.is_map(array.type):
         return {}

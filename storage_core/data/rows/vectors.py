@@ -1,10 +1,10 @@
-"""Vector columns. Their values are embeddings: `d` finite numbers of 32 bits, or null.
+"""Vector columns. The values of a vector column are embeddings: `d` finite numbers of 32 bits, or null.
 
 The type of embeddings is `pa.list_(pa.float32(), d)` in Arrow, `vector(d)` in a declaration, and `FLOAT[d]` in DuckDB.
 Parquet contains an embedding as a list of floats, which Spark reads as `array<float>`. These types also allow
-embeddings that contain a null, NaN or infinity, and embeddings of zeros. Writers refuse a null, NaN and infinity. They
-refuse an embedding of zeros if an index of the column compares angles. Rows of other writers may contain all of these
-values.
+embeddings that contain a null, NaN or infinity, and embeddings of zeros. Writers refuse a null, NaN and infinity.
+Writers also refuse an embedding of zeros if an index of the column compares angles. Rows of other writers may contain
+all of these values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MOST_DIMENSIONS = 16_384
 
 VECTOR = "tidemark.vector"
-"""The metadata entry of a field in Spark's schema. It contains the number of dimensions of the field's embeddings."""
+"""The metadata entry of a field in Spark's schema, with the number of dimensions of the field's embeddings."""
 
 NULL_INSIDE = "a number of the vector is null"
 NOT_FINITE = "a number of the vector is NaN or infinite"
@@ -65,7 +65,7 @@ def type_text(type_: pa.DataType) -> str:
 
 
 def matrix(column: pa.Array | pa.ChunkedArray) -> Floats:
-    """Return the numbers as a matrix of rows and dimensions. The numbers of a null are undefined.
+    """Return the numbers as a matrix of rows and dimensions. For a null embedding, the numbers are undefined.
 
     Cost: a single array without nulls inside is not copied.
     """
@@ -87,7 +87,7 @@ def column_of(numbers: Floats) -> pa.FixedSizeListArray:
 
 def fitting(column: pa.ChunkedArray, dimensions: int) -> Mask:
     """Return a mask of the lists that are null or have this number of values."""
-    import pyarrow.compute as pc  # imported here because tables without embeddings do not need it
+    import pyarrow.compute as pc  # imported here because tables without embeddings do not need this module
 
     lengths = pc.list_value_length(column)
     return np.asarray(pc.fill_null(pc.equal(lengths, dimensions), fill_value=True), np.bool_)
@@ -116,7 +116,7 @@ def faults(column: pa.ChunkedArray | pa.Array, *, nonzero: bool) -> Iterator[tup
 def vector_of(kind: pa.DataType, dimensions: object, name: str) -> pa.DataType:
     """Return the vector type of a list column.
 
-    The metadata of its field contains `dimensions`. Raises `InvalidInput`.
+    The metadata of the column's field contains `dimensions`. Raises `InvalidInput`.
     """
     if not pa.types.is_list(kind) or kind.value_type != pa.float32():
         raise InvalidInput(
@@ -153,7 +153,7 @@ def require_valid_embeddings(table: pa.Table, nonzero: Collection[str] = ()) -> 
 def without_misfits(rows: pa.Table, schema: pa.Schema) -> tuple[pa.Table, list[tuple[str, Mask]]]:
     """Return the rows with null in place of each list of a wrong size.
 
-    Also return, for each column with such a list, a reason and a mask of the rows.
+    Also return, for each column with a list of a wrong size, a reason and a mask of the rows.
     """
     import pyarrow.compute as pc
 
@@ -180,7 +180,7 @@ def with_lists(rows: pa.Table, given: pa.Table) -> pa.Table:
 def require_dimensions(column: pa.ChunkedArray, field: pa.Field) -> None:
     """Raise `InvalidInput` for a list that differs in size from the field's embeddings.
 
-    The error names the column and the first such row.
+    The error contains the name of the column and the first row with a list of a wrong size.
     """
     if pa.types.is_null(column.type):
         return

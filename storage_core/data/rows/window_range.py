@@ -94,7 +94,7 @@ def window_range(window: str | None, start: str | None = None, end: str | None =
 
 
 def window_name(window: int | None) -> str:
-    """Return the name of a window: the UTC time of its start, or `null`. `parse_window` reads such a time.
+    """Return the name of a window: the UTC time of its start, or `null`. `parse_window` reads the UTC time.
 
     If the time is outside of the years 1 to 9999, the name contains the seconds.
     """

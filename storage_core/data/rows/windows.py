@@ -15,11 +15,9 @@ The partition value of null is null.
 
 | Transform | Column types | Value as text |
 |---|---|---|
-| `identity` | integer, decimal, boolean, date, timestamp, string | in the form of bounds, with at most 1,024 code
-points of a string |
-| `bucket[n]` | the same except boolean | `(hash & 0x7fffffff) % n` |
-| `truncate[w]` | integer, string | for a number, the greatest multiple of w that is not above it. For a string, the
-first w code points, at most 1,024 |
+| `identity` | integer, decimal, boolean, date, timestamp, string | the text as in bounds, at most 1,024 code points |
+| `bucket[n]` | integer, decimal, date, timestamp, string | `(hash & 0x7fffffff) % n` |
+| `truncate[w]` | integer, string | greatest multiple of w up to the number, or first w code points (at most 1,024) |
 | `year`, `month`, `day` | date, timestamp | `2015`, `2015-05`, `2015-05-17`, in UTC |
 | `hour` | timestamp | `2015-05-17-10`, in UTC |
 """
@@ -82,7 +80,7 @@ def _shown(seconds: int) -> str:
 
 
 def by_start(window: int | None) -> tuple[bool, int]:
-    """Return the sort key of a window. It sorts windows by start, with the bucket of null timestamps last."""
+    """Return the sort key of a window. The key sorts windows by start, with the bucket of null timestamps last."""
     return window is None, window or 0
 
 
@@ -155,7 +153,7 @@ class LateMetrics:
         return self.quarantined + self.dropped
 
     def __add__(self, other: LateMetrics) -> LateMetrics:
-        """Return the sum of both."""
+        """Return the sum of the two metrics."""
         return LateMetrics(
             accepted=self.accepted + other.accepted,
             quarantined=self.quarantined + other.quarantined,
@@ -173,7 +171,7 @@ class LateMetrics:
 
 @dataclass(frozen=True, slots=True)
 class LateRule:
-    """The rule that decides which rows of a table are late. It uses the times in `time_column`."""
+    """The rule that decides which rows of a table are late. The rule uses the times in `time_column`."""
 
     time_column: str
     late_data: LateData
@@ -196,7 +194,8 @@ class LateRule:
                 f"the time column {self.time_column!r} has the type {times.type}. Late rows need timestamps in "
                 "microseconds"
             )
-        # A time without a zone is UTC, and a time with a zone is an instant. The ticks are comparable in both cases.
+        # A time without a zone is UTC, and a time with a zone is an instant. The ticks are comparable with and without
+        # a zone.
         ticks = times.cast(pa.int64())
         arrived = pa.scalar(arrived_ms, pa.int64()) if isinstance(arrived_ms, int) else arrived_ms
         bounds = pc.multiply_checked(pc.subtract_checked(arrived, self.late_data.acceptance_ms), 1000)
@@ -341,7 +340,7 @@ def buckets(column: pa.Array, count: int) -> pa.Array:
 
 def _multiples(column: pa.Array, width: int) -> pa.Array:
     values = column.cast(pa.int64()).fill_null(0).to_numpy()
-    remainder = np.mod(values, np.int64(width))  # never negative, so the result is rounded down
+    remainder = np.mod(values, np.int64(width))  # the remainder is never negative, so the result is rounded down
     # The lowest multiples do not fit into 64 bits. All values below the lowest multiple that fits get the smallest
     # 64-bit number.
     return _like(column, np.where(values < _LEAST + remainder, np.int64(_LEAST), values - remainder))

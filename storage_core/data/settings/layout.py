@@ -1,7 +1,7 @@
 """The settings of a table's physical layout: compaction, partitions and regions.
 
-- **Compaction**: `CompactionSettings` contains the settings of the compaction policy. It converts them to and from
-  their form in `metaData.configuration` (docs/architecture/compaction.md, "Policy").
+- **Compaction**: `CompactionSettings` contains the settings of the compaction policy. The class converts the settings
+  to and from their form in `metaData.configuration` (docs/architecture/compaction.md, "Policy").
 - **Partitions**: a declaration contains a list of texts such as `tenant`, `day(ts)` and `bucket[16](user_id)`.
   `PartitionField` is the parsed form of such a text. The transforms are those of Iceberg: `identity`, `bucket[n]`,
   `truncate[w]`, `year`, `month`, `day` and `hour`. This module does not read the schema. `data.rows.windows` computes
@@ -90,18 +90,18 @@ class CompactionSettings:
 
     - `factor`: the number of splits of one window and one merge level that become one split
     - `most_inputs`: the maximum number of splits that one compaction reads, from `factor` to 256
-    - `generations`: a split of this merge level waits until its window is cold. The merge level is the number of
-      compactions that its rows went through
+    - `generations`: a split of this merge level waits until its window is cold. The merge level of a split is the
+      number of compactions that its rows went through
     - `most_files`: the maximum number of files outside the run of a cold window. With more files outside the run, or
       with more than a tenth of the bytes, the window becomes one run
     - `cold_after_ms`: the time from the end of a window until the window is cold
     - `mature_after_ms`: the age above which a split is compacted only with other splits above this age. A bucket of
-      null timestamps is cold if it gets no new split for this time
+      null timestamps is cold if it gets no new split for a period of `mature_after`
     - `run_rows`: the maximum number of rows that one task of a compaction reads. Each row takes about 120 bytes of
       memory (decision 0015)
     - `coarsen_after_ms`: the time from the end of a longer window until shorter windows are joined to it
-    - `coarsen_to`: the duration of the longer windows. It is in whole hours and a multiple of `window`. Scheduled
-      compactions and `tidemark compact NAME --policy` or `--rewindow` join cold windows (decision 0006)
+    - `coarsen_to`: the duration of the longer windows. The duration must be in whole hours, and a multiple of `window`.
+      Scheduled compactions and `tidemark compact NAME --policy` or `--rewindow` join cold windows (decision 0006)
     - `start`: windows that begin before this time (UTC) are never compacted, and `debt` contains no `compact` for them
     """
 
@@ -193,7 +193,7 @@ _WITH_PARAMETER = {PartitionTransform.BUCKET, PartitionTransform.TRUNCATE}
 class PartitionField:
     """One partition field: a transform of a column.
 
-    `parameter` is the number of buckets or the width to truncate to. It is 0 for the other transforms.
+    `parameter` is the number of buckets or the width to truncate to. `parameter` is 0 for the other transforms.
     """
 
     column: str
@@ -271,12 +271,12 @@ REGIONS_KEY = "tidemark.regions"
 HAND_REGIONS_KEY = "tidemark.regionsByHand"
 
 WHOLE_TABLE_SPEC = 1
-"""The region spec without fields. Its only region contains every key of the table."""
+"""The region spec without fields. The only region of this spec contains every key of the table."""
 
 BY_HAND_SPEC = 0
 """The spec id of a region that a caller created by name.
 
-Such a region belongs to no spec, and its value is its name.
+A region that a caller created by name belongs to no spec, and the value of the region is its name.
 """
 
 Value: TypeAlias = bool | int | str | None

@@ -6,10 +6,11 @@ document the setting.
 
 The module has three parts:
 
-- Values of `metaData.configuration`. They are texts, and functions such as `json_value` read them. Errors name the key.
+- Values of `metaData.configuration`. The values are texts, and functions such as `json_value` read these texts. Errors
+  name the key.
 - The grammar of the values that users write: durations, sizes, times, numbers and lists of names. Declarations,
   commands and `alter` share this grammar. If the name of a function ends in `_text`, the function writes a value as
-  text. It returns the shortest text that the matching function for reading accepts.
+  text. The function returns the shortest text that the matching function for reading accepts.
 - `Form` and `Setting`, which combine these functions, and the forms themselves, such as `COUNT` and `SECONDS`.
 """
 
@@ -175,7 +176,7 @@ def instant_text(seconds: int) -> str | int:
 
 
 def parse_whole(given: object) -> int:
-    """Return a whole number. It is given as a number or as its text. Raises `InvalidInput`."""
+    """Return a whole number that is given as a number or as text. Raises `InvalidInput`."""
     if _is_whole(given):
         return given
     if not isinstance(given, str) or not _WHOLE.fullmatch(given.strip()):

@@ -331,7 +331,7 @@ class FeedingRawLog:
 
 
 def _given(given: object) -> FeedingRawLog:
-    """Return the raw log of a mapping that a user wrote. Its durations are texts such as `24h`."""
+    """Return the raw log of a mapping that a user wrote. The durations in the mapping are texts such as `24h`."""
     if isinstance(given, FeedingRawLog) or not isinstance(given, Mapping):
         return given if isinstance(given, FeedingRawLog) else FeedingRawLog.of(given)
     return FeedingRawLog.of(

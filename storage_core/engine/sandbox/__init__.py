@@ -1,1 +1,1 @@
-"""Sandbox processes. They run queries without rights and secrets."""
+"""Sandbox processes, which run queries without rights and secrets."""

@@ -72,7 +72,7 @@ class Rows:
         return self.schema.__arrow_c_schema__()
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """Return a reading. It produces no rows until the first rows are requested."""
+        """Return a stream of the rows, which produces no rows until the first rows are requested."""
         return pa.RecordBatchReader.from_batches(self.schema, self.read()).__arrow_c_stream__(requested_schema)
 
 
@@ -106,7 +106,7 @@ class Relation:
 
 
 def joined(relations: Iterable[Relation]) -> Relation:
-    """Return a relation that contains all of these relations. Their names must differ."""
+    """Return a relation that contains all of these relations. The names in the relations must differ."""
     parts = list(relations)
     return Relation(
         rows={name: rows for each in parts for name, rows in each.rows.items()},
@@ -125,7 +125,7 @@ class Query:
     text: str
     relation: Relation
     seconds: float
-    """The time for the whole answer. For a stream, it is the time to the next batch (see `Result.stream`)."""
+    """The time for the whole answer. For a stream, the time limit applies to the next batch (see `Result.stream`)."""
     memory_bytes: int
     spill_bytes: int
     """The maximum disk space for data that does not fit into memory, in bytes."""
@@ -146,7 +146,7 @@ class Kind(Enum):
     BEGUN = b"("
     """The sandbox has read the query, and the time of the query begins. No content."""
     READ = b"<"
-    """A scan begins. The content is the number of a stream of the query's rows, in 8 bytes."""
+    """A scan begins. The content is the index of the requested stream in the query, in 8 bytes."""
     READING = b">"
     """The answer to `READ`: an open socket, which sends the rows and then `END`."""
     ROWS = b"+"
@@ -275,7 +275,7 @@ def decoded(message: Message, read: Callable[[int], Generator[pa.RecordBatch]]) 
 
 @functools.lru_cache(maxsize=4)  # useful if several queries read the same large number of files
 def _relation(content: bytes) -> tuple[list[str], dict[str, pa.Schema], Relation]:
-    """Return the names of a relation's rows, the schemas of its streams, and the rest of the relation."""
+    """Return the names of the relation's tables in memory, the schemas of its streams, and the rest of the relation."""
     given: dict[str, Any] = json.loads(content)
     schemas = {name: pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(each))) for name, each in given["streams"].items()}
     relation = Relation(
@@ -334,7 +334,7 @@ serve(int(descriptor), Path(folder))
 # Arrow's own heap would reserve a gigabyte at once, which the kernel counts.
 _SET: Final = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
 _PASSED_ON: Final = ("DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH")
-"""The environment variables that the sandbox gets. They contain no secret and no information useful to a query."""
+"""The environment variables that the sandbox gets, without secrets and information useful to a query."""
 NO_MESSAGE: Final = "it sent invalid data"
 
 

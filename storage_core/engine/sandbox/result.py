@@ -1,4 +1,4 @@
-"""The rows of a query. A separate process computes them.
+"""The rows of a query, which a separate process computes.
 
 SQL from outside runs in a sandbox. A sandbox is a process with a time limit, without rights and without secrets. A
 sandbox answers one query at a time and is kept for the next query. When the time of its query is over, the sandbox is
@@ -39,8 +39,8 @@ from storage_core.engine.sandbox.process import (
 # Rows that a query reads as streams. The sandbox requests these rows, and each reading has its own socket.
 #
 # A reading is one pass over the rows of a relation. DuckDB begins one reading for each scan, and may begin a reading
-# again. The calling process produces the rows in one thread per reading. The socket blocks the thread while the sandbox
-# does not read, so memory does not grow with the rows (decision 0025).
+# again. For each reading, the calling process produces the rows in a separate thread. The socket blocks the thread
+# while the sandbox does not read, so memory does not grow with the rows (decision 0025).
 
 
 MOST_READINGS: Final = 64
@@ -50,7 +50,7 @@ HELD_BYTES: Final = 32 * 2**20
 """If the rows of a relation have at most this number of bytes, they are produced once and kept for other readings."""
 
 _PART_BYTES: Final = 4 * 2**20
-"""The approximate number of bytes of rows in a message. A row is not split."""
+"""The approximate number of bytes of rows in a message. A message never contains a part of a row."""
 
 
 class Feeds:
@@ -67,7 +67,7 @@ class Feeds:
         self._is_closed = False
 
     def opened(self, number: int) -> socket:
-        """Start a reading of the rows with this number. Return the socket that receives the rows.
+        """Start one pass over the stream with this number. Return the socket that receives the rows.
 
         The caller closes the socket.
 
@@ -96,7 +96,7 @@ class Feeds:
         return theirs
 
     def close(self) -> None:
-        """End all readings. In a copy of this process by fork(), leave the readings to the process that began them."""
+        """End all readings. In a fork() copy of this process, close only the sockets of the copy."""
         if not self._home.is_here:
             for each in self._open:
                 each.close()
@@ -329,7 +329,7 @@ def _raised(said: dict[str, Any]) -> Exception:
         return Unavailable(text)
     if name.startswith("Arrow") and "Memory" not in name:
         return duckdb.InvalidInputException(f"Invalid Input Error: {text}")
-    if "MemoryError" in name:  # Python or Arrow raised it
+    if "MemoryError" in name:  # Python or Arrow raised the error
         return duckdb.OutOfMemoryException(f"Out of Memory Error: {text}")
     if "errno" in said:
         return OSError(text) if said["errno"] is None else OSError(said["errno"], text)

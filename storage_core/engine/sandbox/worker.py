@@ -2,8 +2,8 @@
 
 The process has only the rights and the memory that queries need (decision 0024):
 
-- It writes only below its own folder and reaches no TCP port (Linux: `landlock`).
-- Its environment contains only the variables that its libraries need.
+- The process writes only below its own folder and reaches no TCP port (Linux: `landlock`).
+- The environment of the process contains only the variables that its libraries need.
 - The kernel refuses more memory than a query may have. DuckDB's own limit does not count the memory that a function
   uses for a batch of rows.
 - The process ends when the process that started it ends.
@@ -100,8 +100,8 @@ class Caller:
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # these numbers are the same on every architecture
 _ASK_VERSION, _PATH_BENEATH, _NO_NEW_PRIVILEGES = 1, 1, 38
-# Bits: write, remove (folder, file), make (device, folder, file, socket, pipe, block device, link). Then refer and
-# truncate.
+# Bits: write, remove (folder, file), make (device, folder, file, socket, pipe, block device, link). Bits 13 and 14 are
+# `refer` and `truncate`.
 _WRITING = 1 << 1 | sum(1 << bit for bit in range(4, 13))
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
 _TCP = 0b11
@@ -173,7 +173,7 @@ class Sessions:
 
     @contextmanager
     def opened(self, query: Query) -> Iterator[tuple[duckdb.DuckDBPyConnection, bool]]:
-        """Yield a session for the query, and whether its views exist. If they do not exist, the caller creates them.
+        """Yield a session for the query, and whether its views exist. The caller creates missing views.
 
         After the query, the session is closed if there was an error, if it has spilled, or if it contains rows in
         memory that are not `lasting`. Otherwise the session is kept.
@@ -206,8 +206,8 @@ class Sessions:
 def _key(query: Query) -> _Key:
     """Return a key that is equal for queries with the same views and limits.
 
-    For rows in memory, the key contains only their names, row counts and schemas. This is enough, because a session is
-    kept only if its rows never change.
+    For rows in memory, the key contains only the names, row counts and schemas of the tables. The key needs no other
+    data, because a session is kept only if its rows never change.
     """
     relation = query.relation
     rows = tuple((name, each.num_rows, each.schema.serialize().to_pybytes()) for name, each in relation.rows.items())
@@ -273,7 +273,8 @@ def _send_rows(query: Query, connection: duckdb.DuckDBPyConnection, caller: Call
 def _give_up_writing(folder: Path) -> Unavailable | None:
     """Give up writing.
 
-    If the process cannot give up writing, return an error, else None. On a system without Landlock, do nothing.
+    Return an error if the process cannot give up the right to write, and None otherwise. On a system without Landlock,
+    do nothing.
     """
     try:
         give_up_writing(folder)

@@ -82,7 +82,7 @@ class Parts(Protocol):
 
 
 class HeldFiles:
-    """Files of a segment in memory. They were verified as a whole."""
+    """Files of a segment in memory. The reader verified each file as a whole."""
 
     is_ranged = False
 
@@ -102,7 +102,7 @@ class HeldFiles:
 class Ranged:
     """The files of a bundle.
 
-    They are read by ranges. The directory of the bundle is read once. Each file and each span is verified.
+    The files are read by ranges. The directory of the bundle is read once. Each file and each span is verified.
 
     `cached` caches the fetched bytes.
 
@@ -176,9 +176,9 @@ _GATHERED_BYTES: Final = 2**18
 """The number of bytes of codes in one copied piece. A piece of this size fits into the processor's cache."""
 
 _GATHERED_PART: Final = 4
-"""A search may need less than the share 1 / `_GATHERED_PART` of the rows. It then copies only the codes of these rows.
+"""If a search needs less than the share 1 / `_GATHERED_PART` of the rows, it copies only the codes of these rows.
 
-Otherwise it multiplies the codes of all rows.
+Otherwise the search multiplies the codes of all rows.
 """
 
 _Loaded = TypeVar("_Loaded")
@@ -236,9 +236,10 @@ class Blocks:
         return self._loaded(BLOCKS, blocks, numbers)
 
     def coarse(self, code: Whole, blocks: Positions, counts: Mask | None) -> tuple[Floats, Floats, Floats]:
-        """Return offsets, norm corrections and dot products with a code, for the needed rows of ascending blocks.
+        """Return the offsets, the norm corrections and the dot products with `code` of the needed rows.
 
-        Like all methods, raises `Corrupt` for a block that differs from what was written.
+        `blocks` is ascending. Like all methods, the method raises `Corrupt` for a block that differs from the written
+        block.
         """
         code = code[: self._width]
         if not self.is_one_array:

@@ -65,7 +65,7 @@ ALIKE_ROWS = 10_000
 """The maximum number of candidates of a search if many rows share the same embedding."""
 
 # Max, "Quantizing for minimum distortion" (1960). For a normal distribution with deviation 1, the four levels are
-# ±0.4528 and ±1.510. The thresholds between them are 0 and ±0.9816. The integer levels 3 and 10 have the same
+# ±0.4528 and ±1.510. The thresholds between these levels are 0 and ±0.9816. The integer levels 3 and 10 have the same
 # proportion as 0.4528 and 1.510.
 _THRESHOLD = 0.9816
 _LEVELS = np.array([-10, -3, 3, 10], np.int8)
@@ -291,7 +291,7 @@ def second_bytes(quantization: Quantization, dimensions: int) -> int:
 
 
 def clusters_for(quantization: Quantization, dimensions: int, rows: int, flat_bytes: int) -> int:
-    """Return the number of clusters for this number of rows. It is 0 if the codes take at most `flat_bytes`."""
+    """Return the number of clusters for this number of rows. The number is 0 if the codes take at most `flat_bytes`."""
     return 0 if rows * row_bytes(quantization, dimensions) <= flat_bytes else round(3 * math.sqrt(rows))
 
 
@@ -344,10 +344,10 @@ def not_a_segment(where: str, what: str) -> Corrupt:
 #
 # The same seed produces the same rotation on every machine and in every release. The rotation spreads information that
 # is in few dimensions over all dimensions. Therefore one scale fits all dimensions, and codes of a few bits lose little
-# information. Up to `_BLOCK` dimensions, the rotation is one random orthogonal matrix. For more dimensions, it has two
-# steps. Each step changes the dimensions to a random order and divides them into blocks. The step then rotates each
-# block by a separate matrix. Therefore every number of the result depends on every dimension. A vector costs
-# `d · 2 · block` operations instead of d².
+# information. Up to `_BLOCK` dimensions, the rotation is one random orthogonal matrix. For more dimensions, the
+# rotation has two steps. Each step changes the dimensions to a random order and divides them into blocks. The step then
+# rotates each block by a separate matrix. Therefore every number of the result depends on every dimension. A vector
+# costs `d · 2 · block` operations instead of d².
 
 
 _BLOCK = 256
@@ -358,7 +358,7 @@ _PART = 128
 class RotationStep:
     """One step of a rotation.
 
-    It changes the order of the dimensions, then rotates each block of dimensions by a matrix.
+    The step changes the order of the dimensions, then rotates each block of dimensions by a matrix.
     """
 
     order: npt.NDArray[np.int64]
@@ -609,7 +609,7 @@ def _not_a_codebook(where: str, what: str) -> Corrupt:
 
 
 # The training of a segment as recorded in the log (`details.training`). A reader therefore does not need to fetch the
-# segment for it.
+# segment to read its training.
 
 
 TRAINING = "training"
@@ -665,7 +665,7 @@ class Training:
 
 
 def trained_again(segment: IndexSegment) -> IndexSegment:
-    """Return the segment with a mark in the log action that it was trained again."""
+    """Return the segment with a changed log entry. The entry records that the segment was trained again."""
     trained = Training.of(segment)
     again = {} if trained is None else {TRAINING: replace(trained, again=True).to_object()}
     return replace(segment, details={**segment.details, **again})

@@ -1,6 +1,7 @@
 """The search of a vector segment.
 
-A search selects clusters and ranks their rows by codes. It then ranks the best of these rows again by finer codes.
+A search selects clusters and ranks their rows by codes. The search then ranks the best of these rows again by more
+exact codes.
 """
 
 from __future__ import annotations
@@ -95,9 +96,9 @@ SHARE, RANGED_SHARE = 3 / 16, 1 / 12
 """A search reads the nearest clusters until the clusters contain this share of the rows.
 
 The smaller share applies to segments that are read by ranges. With a filter, the nearest matching rows are farther away
-and in more clusters. If the codes have at most `FILTERED_BYTES` bytes, the search takes the greater share of all rows.
-The clusters must contain at least this number of matching rows. For larger codes, the search takes the greater share of
-the matching rows instead.
+and in more clusters. For codes of at most `FILTERED_BYTES` bytes, a filtered search computes `SHARE` times the number
+of all rows. The clusters must contain at least this number of matching rows. For larger codes, a filtered search
+computes `SHARE` times the number of matching rows instead.
 """
 
 REQUESTS, BYTES = 12, 8 * 2**20
@@ -110,8 +111,9 @@ FALLOFF, SPARED = 14.0, 0.15
 """The parameters for dropping pieces if there are more pieces than wanted. See `nearness`.
 
 The excess pieces are dropped if their share of the total nearness is at most `SPARED`. In data with separate groups,
-few clusters are much nearer than all others, and few pieces contain most of the nearness. In other data, all clusters
-are about equally far, such as in embeddings of single words. Every piece then contains some of the nearness.
+few clusters are much nearer than all others, and few pieces contain most of the total nearness. In other data, all
+clusters are about equally far, such as in embeddings of single words. Every piece then has a share of the total
+nearness.
 """
 
 LEAST_PIECES = 3
@@ -124,7 +126,7 @@ def probes(held: Rows, of: int, *, is_ranged: bool) -> int:
 
     `held` contains the number of rows of each cluster, nearest cluster first.
 
-    The clusters that the search reads together contain the default share of the `of` rows.
+    These clusters together contain at least the default share of all rows. `of` is the number of all rows.
     """
     share = (RANGED_SHARE if is_ranged else SHARE) * of
     return max(LEAST_PROBES, int(np.searchsorted(np.cumsum(held), share)) + 1)
@@ -150,10 +152,10 @@ BUDGET_OF_ONE = Budget.of_one(1)
 def nearness(away: Distances, nearest: float) -> Distances:
     """Return the nearness of a cluster.
 
-    The nearness estimates how many of the nearest rows are in the cluster. It is relative to the nearest cluster.
+    The nearness estimates how many of the nearest rows are in the cluster. The nearness of the nearest cluster is 1.
 
-    `nearest` is the distance of the nearest cluster. `away` is the additional distance of the given cluster. Both are
-    squared distances.
+    `nearest` is the distance of the nearest cluster. `away` is the additional distance of the given cluster. Both
+    distances are squared distances.
     """
     found: Distances = np.exp(-FALLOFF * np.minimum(away / max(abs(nearest), np.finfo(np.float64).tiny), 1.0))
     return found
@@ -162,12 +164,12 @@ def nearness(away: Distances, nearest: float) -> Distances:
 def in_pieces(blocks: Rows, sizes: Rows, near: Distances, needed: Mask, *, pieces: int, most_rows: int) -> Rows:
     """Return the blocks to fetch, ascending.
 
-    The result contains `blocks` and the smallest gaps between these blocks. With the gaps, the blocks form about
-    `pieces` pieces.
+    The result contains `blocks` and the smallest gaps between these blocks. A gap consists of the blocks between two
+    wanted blocks. The result has about `pieces` contiguous pieces.
 
-    The gaps add at most half of the number of wanted rows. If more rows than this fit into memory, the gaps may add as
-    many rows as fit. If there are still too many pieces, the pieces with the least `near` are dropped. If these pieces
-    contain more than the share `SPARED` of `near`, none is dropped.
+    The number of rows in the added gaps is at most half of the number of wanted rows. If memory allows more rows, the
+    gaps may add rows until the limit `most_rows` is reached. If there are still too many pieces, the pieces with the
+    least `near` are dropped. If these pieces contain more than the share `SPARED` of `near`, none is dropped.
 
     Args:
         blocks: The blocks that the search wants, ascending.

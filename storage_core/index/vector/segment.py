@@ -96,7 +96,8 @@ def divided(vectors: Floats, centroids: Floats, words: np.random.PCG64) -> Float
     """Return the centroids, but replace the centroid of each oversized cluster by centroids of its parts.
 
     A cluster is oversized if it has more than `_LARGE` times the mean number of vectors. An oversized cluster collects
-    vectors that lie between other clusters. It is near to most queries, but contains few of the nearest rows.
+    vectors that lie between other clusters. An oversized cluster is near to most queries, but contains few of the
+    nearest rows.
     """
     numbers = nearest(vectors, centroids)
     sizes, mean = np.bincount(numbers, minlength=len(centroids)), len(vectors) / max(1, len(centroids))
@@ -225,7 +226,7 @@ def to_product(rotated: Floats, books: Floats) -> Bytes:
 
 
 def from_product(codes: Bytes, books: Floats) -> Whole:
-    """Return the entries as integers. All books share one scale, and its largest integer is 127."""
+    """Return the entries as integers. A common scale for all books maps the greatest absolute number to 127."""
     greatest = float(np.abs(books).max(initial=0.0)) or 1.0
     entries = np.rint(books * (GREATEST / greatest)).astype(np.int8).view(np.uint32).reshape(len(books), -1)
     places: npt.NDArray[np.int64] = codes + np.arange(len(books)) * entries.shape[1]
@@ -436,8 +437,8 @@ def codebook_of(data: bytes | memoryview, head: Head, *, where: str) -> Codebook
 
 def require_rows(rows: npt.NDArray[np.uint32], sizes: Numbers, head: Head, *, where: str) -> None:
     """Raise `Corrupt` unless every row number is valid for the split and appears only once."""
-    # The check sorts the row numbers. It uses no array over `head.of`, because a forged head may contain any number of
-    # rows.
+    # The check sorts the row numbers. The check uses no array with `head.of` entries, because a forged head may contain
+    # any number of rows.
     once = np.unique(rows)
     if len(once) != len(rows) or (len(once) and int(once[-1]) >= head.of) or int(sizes.sum()) != len(rows):
         raise not_a_segment(where, f"{ROWS} does not contain {head.rows} of {head.of} rows once each")
@@ -452,7 +453,7 @@ def require_block(data: bytes | memoryview, name: str, expected: int, *, where: 
 def _offsets(codebook: Codebook, given: Floats, placed: Floats) -> Floats:
     """Return the part of each row's distance that does not depend on the query.
 
-    It is |z|². For dot it is -<m, x - m>, where m is the center.
+    This part of the distance is |z|². For the metric `dot`, this part is -<m, x - m>, where m is the center.
     """
     if codebook.metric == "dot":
         offsets: Floats = np.negative((given - codebook.center) @ codebook.center)
@@ -510,8 +511,8 @@ def train(
 
     The same arguments give the same codebook.
 
-    If the codes have more than `flat_bytes` bytes, the codebook has about 3 √rows clusters. It has more clusters if
-    some clusters would be far larger than the others.
+    If the codes have more than `flat_bytes` bytes, the codebook has about 3 √rows clusters. The codebook has more
+    clusters if some clusters would be far larger than the others.
 
     Args:
         sample: The sample, rows by dimensions, in any order. Each row must be valid for an index (`indexable`).
@@ -558,7 +559,7 @@ def train(
 def train_on(
     vectors: pa.ChunkedArray | pa.Array, definition: IndexDefinition, seed: int, *, start: Codebook | None = None
 ) -> Codebook:
-    """Return a codebook for a column of embeddings. It is trained on a sample of these embeddings.
+    """Return a codebook for a column of embeddings. The function trains the codebook on a sample of these embeddings.
 
     The same rows, `seed` and `start` give the same codebook. If `start` is given, the training continues from this
     codebook with another sample. For a column without valid embeddings, the function returns a codebook that can encode
@@ -582,7 +583,7 @@ def sample_rows(rows: int) -> int:
 def coding_error(codebook: Codebook, vectors: Floats) -> float:
     """Return the mean squared distance between vectors and their codes.
 
-    With the quantization `none`, it is the distance from the nearest centroid.
+    With the quantization `none`, the result is the mean squared distance from the nearest centroid.
     """
     placed = codebook.to_code_space(vectors)
     if not len(placed):
@@ -600,7 +601,7 @@ def coding_error(codebook: Codebook, vectors: Floats) -> float:
 def _center(vectors: Floats) -> Floats:
     """Return the mean of the vectors. The function ignores vectors that are far longer than most vectors.
 
-    Even a single such vector would move the mean far away from all other vectors.
+    Even a single very long vector would move the mean far away from all other vectors.
     """
     lengths = np.abs(vectors).max(axis=1)
     usual = vectors[lengths <= _FAR * np.median(lengths)]

@@ -222,7 +222,7 @@ class SearchBase:
         return cast("tuple[Any]", found)[0]
 
     def segment_low(self, segment: IndexSegment, splits: Sequence[str]) -> Any:
-        """Return a lower bound of the rows of a segment in these splits, as in `low`. Makes no request."""
+        """Return a lower bound, as in `low`, for the rows of a segment in these splits. Makes no request."""
 
         def found() -> tuple[Any]:
             lows = [self.low(each) for each in splits]
@@ -363,8 +363,8 @@ class SearchBase:
 
     @property
     def _ways(self) -> RowTranslations:
-        # Do not store this object in an attribute, because it refers to `self`. Only the garbage collector frees such a
-        # cycle. Until then, the files of the searchers would stay open.
+        # Do not store this object in an attribute, because it refers to `self`. Only Python's garbage collector frees a
+        # reference cycle. Until then, the files of the searchers would stay open.
         return RowTranslations(self.snapshot.splits, self._nearest, self._moved, self._map, self._part)
 
     def _fetch_maps(self, segments: Iterable[IndexSegment]) -> None:
@@ -393,7 +393,7 @@ class SearchBase:
 
 
 def _in_segment(places: RowPositions, split: str, rows: BitMap) -> BitMap:
-    """Return the rows of a segment that are now at these rows of a split."""
+    """Return the row numbers in a segment for these rows of a split."""
     own, there = places.within(split)
     return bitmap_of(own[np.isin(there, positions(rows))])
 

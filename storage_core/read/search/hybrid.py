@@ -67,9 +67,9 @@ def search(
       names. If no names are given, the full-text index comes first.
 
     If a row is not in the window of an index, the columns of this index are null for the row. An index that only
-    filters has no such columns. If the table has a column with the same name, the added column gets the prefix `_`. The
-    rows of earlier windows come before the rows of later windows. Within a window, rows are ordered by score. Rows with
-    equal scores have the same order as in a search of one index.
+    filters has no columns for rank and score. If the table has a column with the same name, the added column gets the
+    prefix `_`. The rows of earlier windows come before the rows of later windows. Within a window, rows are ordered by
+    score. Rows with equal scores have the same order as in a search of one index.
 
     Raises:
         InvalidInput: Weights or fusion are invalid. The errors of a search of each index are raised, too.
@@ -209,7 +209,7 @@ class Answer:
 
 
 def _spread(values: pa.ChunkedArray, rows: Positions, count: int) -> pa.ChunkedArray:
-    """Return a column of `count` rows. It has the given values at the positions `rows`, and null elsewhere."""
+    """Return a column of `count` rows. The column has the values at the positions `rows`, and null elsewhere."""
     places = np.full(count, -1, np.int64)
     places[rows] = np.arange(len(rows))
     return values.take(pa.array(places, mask=places < 0))

@@ -3,7 +3,8 @@
 - `Searched` is the table that a search reads: the base, the unmerged records, and the filter.
 - `Matches` finds all matching rows of each source. The result is exact, regardless of which rows are indexed or merged.
 - `search_facets` counts the matching rows per value of a column that has a bitmap index. If a segment covers the rows,
-  the bitmaps of the segment are counted. Otherwise the values of the rows are read. The counts are exact in both cases.
+  the bitmaps of the segment are counted. Otherwise the values of the rows are read. The counts are exact whether or not
+  a segment covers the rows.
 """
 
 from __future__ import annotations
@@ -195,7 +196,7 @@ def matched(searched: Searched, query: Query, of: Callable[[Matches], _Answer]) 
 
 
 class Matches:
-    """The live rows that match a query and meet the filter. They are grouped by the `sources` that contain them."""
+    """The live rows that match a query and meet the filter. The rows are grouped by `sources`."""
 
     def __init__(
         self, searched: Searched, query: Query, overlay: Overlay, *, covered: Coverage, cached: SegmentCache

@@ -69,7 +69,7 @@ class FirstRows:
         return self._rows
 
     def last(self) -> pa.Table:
-        """Return the last row of the first rows."""
+        """Return the last of the rows that `rows` returns."""
         return self.rows()[-1:]
 
 
@@ -96,7 +96,7 @@ BOUNDED = (pa.types.is_integer, pa.types.is_decimal, pa.types.is_date, pa.types.
 def tie_columns(snapshot: Snapshot) -> tuple[str, ...]:
     """Return the columns that order rows with equal scores.
 
-    These are the key, or the time column and all other columns.
+    The columns are the key, or the time column and all other columns.
 
     If two rows have equal values in all of these columns, the rows are equal, except for -0.0 and 0.0.
     """
@@ -107,7 +107,7 @@ def tie_columns(snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def row_name(snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the columns that identify a row in every source. These are the key, or the split and the row's position.
+    """Return the columns that identify a row in every source: the key, or the split and the row's position.
 
     The split and the position are not columns of the schema (`Best.taken`). In a table without a key, every row is in a
     split.

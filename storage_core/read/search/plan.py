@@ -41,20 +41,21 @@ class SourcePlan:
 
     `how` is the method of the search.
 
-    `name` is a path or an id, depending on `place`. In the base, it is the path of a split, or the path of a segment
-    over several splits. In a log, it is the id of the region.
+    `name` is a path or an id, depending on `place`. In the base, `name` is the path of a split, or the path of a
+    segment over several splits. In a log, `name` is the id of the region.
 
     Fields of a vector index:
 
-    - `exact_up_to`: if at most this many rows meet the filter, the search scores them exactly. It is None without a
-      filter.
-    - `clusters`: the number of clusters of the segment according to the log. It is 0 for a segment without clusters.
+    - `exact_up_to`: if at most this many rows meet the filter, the search scores them exactly. `exact_up_to` is None
+      without a filter.
+    - `clusters`: the number of clusters of the segment according to the log. `clusters` is 0 for a segment without
+      clusters.
 
     Fields of a vector index that are known after the search was run:
 
     - `matching`: the number of live rows that meet the filter.
     - `probed`: the number of clusters that were searched.
-    - `ranked`: the number of rows that were scored by embeddings of the table. It is the sum over all windows.
+    - `ranked`: the number of rows that were scored by embeddings of the table. `ranked` is the sum over all windows.
     """
 
     place: Place
@@ -204,8 +205,7 @@ class SearchPlan:
         return "\n".join(str(each) for each in parts if each is not None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan as plain data: the fields of one index, or `parts` with one entry for each of several
-        indexes.
+        """Return the plan as plain data, with the fields of one index, or with `segment_reader` for several indexes.
 
         The fields `raw_logs`, `filter` and `analysis` follow. `filter` and `analysis` may be null.
         """
@@ -218,7 +218,7 @@ class SearchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Searching:
-    """An index of a search. It has a weight relative to the other indexes, and a requested number of clusters."""
+    """An index of a search. `weight` is relative to the other indexes. `nprobe` is the requested number of clusters."""
 
     definition: IndexDefinition
     weight: float | None = None

@@ -1,8 +1,8 @@
 """Searches by one index. Results are ordered by score or by a column.
 
 A search is exact, regardless of which rows are indexed or merged (decision 0022). Rows without a segment are indexed
-during the search. The search then treats them like rows with a segment. Therefore the rows, scores and order are the
-same with a complete, an incomplete and an empty index. Rows with equal scores are ordered by the values of their
+during the search. The search then treats these rows like rows with a segment. Therefore the rows, scores and order are
+the same with a complete, an incomplete and an empty index. Rows with equal scores are ordered by the values of their
 columns (decision 0022).
 
 `search_ordered` returns matching rows in the order of a column instead of the score. For example, the newest rows come
@@ -73,7 +73,7 @@ class Order:
 
     @staticmethod
     def of(column: object, descending: object) -> Order:
-        """Return the requested order. Raises `InvalidInput` if it is invalid."""
+        """Return the requested order. Raises `InvalidInput` if the order is invalid."""
         if not isinstance(descending, bool):
             raise InvalidInput(f"descending is {quoted(descending)}. Give true or false")
         if not isinstance(column, str):
@@ -297,11 +297,11 @@ def search(
     (`windows`). Additional rows of a wider window come after the rows of the narrower window.
 
     A search in full text computes scores with BM25 (`fulltext.parse` documents the syntax). The statistics for BM25
-    cover all rows of the splits, and the whole rows of each unmerged generation. They also cover the rows that result
-    from a merge of other records into the base. Deleted or replaced rows stay in the statistics until their split is
-    rewritten or their generation is merged. The search never returns deleted or replaced rows. Decision 0022 describes
-    the limit of their effect on scores. Every match of a bitmap index has the score 1.0
-    (`search_request.parse_bitmap_query`).
+    cover all rows of the splits, and the whole rows of each unmerged generation. The statistics also cover the rows
+    that result from a merge of other records into the base. Deleted or replaced rows stay in the statistics until their
+    split is rewritten or their generation is merged. The search never returns deleted or replaced rows. Decision 0022
+    describes the limit of the effect of deleted or replaced rows on scores. Every match of a bitmap index has the score
+    1.0 (`search_request.parse_bitmap_query`).
 
     Args:
         searched: The table, the filter and the limits.
@@ -419,8 +419,8 @@ def _bitmap_matches(live: LiveFilter, condition: Predicate, most: int) -> _Score
 def _add_best(found: Sequence[Source], matches: _Scored, best: Best) -> None:
     """Read each source that may have some of the best rows. The function reads each source only once.
 
-    It concurrently reads the sources that certainly have some of the best rows. It reads the other sources in groups of
-    increasing size, until no more rows are needed.
+    The function concurrently reads the sources that certainly have some of the best rows. The function reads the other
+    sources in groups of increasing size, until no more rows are needed.
     """
 
     def add(sources: Sequence[int]) -> None:
@@ -456,7 +456,7 @@ def _contending(found: Sequence[Source], matches: _Scored, hits: Mapping[int, Hi
 def _within_bounds(
     matches: _Scored, hits: Mapping[int, Hits], best: Best, bounds: Callable[[int, Positions], Between | None]
 ) -> Mapping[int, Hits]:
-    """Return the hits without the hits with the score `tied` that come after the best rows according to `bounds`."""
+    """Return the hits, but omit hits with the score `tied` that come after the best rows according to `bounds`."""
     tied = {each: rows for each, own in hits.items() if len(rows := own.rows[own.scores == matches.tied])}
     if sum(map(len, tied.values())) <= matches.wanted and not best.is_full:
         return hits

@@ -44,7 +44,7 @@ FETCHED_BYTES: Final = 2**26
 """Maximum size in bytes of segments that are fetched concurrently and held in memory."""
 
 _FETCHED_AT_ONCE: Final = 8
-_MOST_PARTS: Final = 4096  # in all searchers: Linux limits a process to 65,530 mapped files, and a part has six
+_MOST_PARTS: Final = 4096  # for all searchers, because Linux limits a process to 65,530 mapped files and a part has six
 _PREFIX: Final = "searchers"
 
 _Key = tuple[str, ...]
@@ -73,7 +73,7 @@ class Part(Protocol):
 
 @dataclass(slots=True)
 class _Copies:
-    """Copies of the files of parts, by name. They are in a folder that is removed with this object."""
+    """Copies of the files of parts, by name. The copies are in a folder that is removed with this object."""
 
     parts: dict[str, tuple[Path, int]] = field(default_factory=dict)
     closing: ExitStack = field(default_factory=ExitStack)
@@ -217,7 +217,7 @@ READER_BYTES = 2**30
 class SearchCache:
     """A cache of open searchers, open vector segments, decoded pages and filter results.
 
-    It also caches the ends of runs of logs.
+    The cache also contains the ends of runs of logs.
 
     All values are immutable and limited in size. The name of a value contains the path and checksum of an object, so
     later versions share the value. Safe for threads.

@@ -1,7 +1,7 @@
 """The request of a search: the indexes, the question to each index, and the method of fusing the rankings.
 
-`request_of` checks the arguments of `Table.search`. It returns the indexes, the weights, and the question to each
-index. The form of a question depends on the kind of index.
+`request_of` checks the arguments of `Table.search`. `request_of` returns the indexes, the weights, and the question to
+each index. The form of a question depends on the kind of index.
 
 `fuse` computes a single score for rows that several indexes ranked (Cormack, Clarke and Büttcher, SIGIR 2009):
 
@@ -11,7 +11,7 @@ index. The form of a question depends on the kind of index.
 
 A ranking that does not contain a row adds nothing to the score of the row.
 
-`parse_bitmap_query` turns a query to a bitmap index into a predicate over the columns of the index.
+`parse_bitmap_query` parses the query of a bitmap index and returns a predicate over the columns of the index.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class _Column:
             )
         try:
             return cast("Scalar", pa.scalar(_text(value), pa.string()).cast(self._kind).as_py())
-        except (pa.ArrowException, MemoryError, ValueError) as error:  # ValueError: half a character or too many digits
+        except (pa.ArrowException, MemoryError, ValueError) as error:  # ValueError: a lone surrogate or too many digits
             if out_of_memory(error):
                 raise unavailable(f"a value of {self._name!r}", error) from error
             has_zone = pa.types.is_timestamp(self._kind) and self._kind.tz is not None
@@ -291,7 +291,7 @@ class SearchQuestion:
 
 @dataclass(frozen=True, slots=True)
 class IndexQuestion:
-    """One index of a search, and the question to this index."""
+    """One index of a search, and the text, condition or embedding that the index must find."""
 
     definition: IndexDefinition
     question: Question
@@ -301,8 +301,8 @@ class IndexQuestion:
 class SearchRequest:
     """The checked request of a search.
 
-    The request contains the indexes that rank, with their weights and the method of fusion. It also contains the
-    indexes that only filter. If `weights` is empty, a single index is used, and the result has the scores of this
+    The request contains the indexes that rank, with their weights and the method of fusion. The request also contains
+    the indexes that only filter. If `weights` is empty, a single index is used, and the result has the scores of this
     index.
     """
 
@@ -434,7 +434,7 @@ def names_of(index: object) -> list[str]:
 def page(limit: object, offset: object = 0) -> tuple[int, int]:
     """Return the number of wanted rows, and the number of rows to skip.
 
-    The limit of both numbers is above the size of any table.
+    Numbers above `_MOST_ROWS` are reduced to `_MOST_ROWS`, which is above the number of rows of any table.
 
     Raises `InvalidInput` if a number is invalid.
     """
@@ -518,9 +518,9 @@ def _request_of_several(snapshot: Snapshot, given: SearchQuestion, fusion: Fusio
 
 
 def _definitions(snapshot: Snapshot, index: object, *, query: object, vector: object) -> Sequence[IndexDefinition]:
-    """Return the named indexes, or, without names, one index for each question.
+    """Return the named indexes. Without names, return the full-text index and the vector index of the table.
 
-    Raises an error if an index has no question or a question has no index.
+    Raises an error if an index has no matching `query` or `vector`, or if `query` or `vector` has no matching index.
     """
     if index is None:
         return [only_index(snapshot, ["fulltext"]), only_index(snapshot, ["vector"])]

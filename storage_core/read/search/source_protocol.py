@@ -30,7 +30,7 @@ from storage_core.store.meter import prefetch
 Between = tuple[Unsigned, Unsigned]
 """Two arrays of `leading_keys`.
 
-They are the lower and upper bounds of each row in the first column of `tie_columns`.
+The arrays contain the lower and upper bounds of each row in the first column of `tie_columns`.
 """
 
 InSplit = tuple[str, Positions, Positions]
@@ -75,12 +75,12 @@ class Source(Protocol):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The paths of the splits that contain the rows. It is empty if the rows are not in the base."""
+        """The paths of the splits that contain the rows. The tuple is empty if the rows are not in the base."""
         ...
 
     @property
     def segment_bytes(self) -> int | None:
-        """The size in bytes of the segment that covers the rows. It is None if no segment covers the rows."""
+        """The size in bytes of the segment that covers the rows. The size is None if no segment covers the rows."""
         ...
 
     @property
@@ -105,7 +105,7 @@ class Source(Protocol):
         ...
 
     def low(self) -> Any:
-        """Return a lower bound of the rows as in `order.least`, or None if unknown. Makes no request."""
+        """Return a lower bound of the first column of `tie_columns`, or None if unknown. Makes no request."""
         ...
 
     def bounds(self, rows: Positions) -> Between | None:
@@ -168,7 +168,7 @@ def require_within(rows: Positions, count: int, where: str) -> None:
 
 
 class TextFilter:
-    """A filter that contains the rows of some hits.
+    """A filter that accepts only the rows of some hits.
 
     The filter identifies rows of the base by position, and other rows by key.
     """
@@ -216,9 +216,10 @@ _FILTERED_ROWS = 2**18
 class SearchCounts:
     """A count of the work of a vector search on one source. `matching` is the number of live rows that meet the filter.
 
-    `ranked` is the number of rows that were scored by embeddings of the table. It is the sum over all windows and
-    queries. If `is_exact` is True, all matching rows were scored. Otherwise only the rows that codes selected were
-    scored. `clusters` is the number of clusters that the last window searched, or None for a segment without clusters.
+    `ranked` is the number of rows that were scored by embeddings of the table. `ranked` is the sum over all windows and
+    queries. If `is_exact` is True, all matching rows were scored. Otherwise the search selected candidates by their
+    codes, and scored only these candidates. `clusters` is the number of clusters that the last window searched, or None
+    for a segment without clusters.
     """
 
     matching: int
@@ -228,7 +229,7 @@ class SearchCounts:
 
 
 class LiveFilter:
-    """A filter of hits. It returns the hits on visible rows that meet the filter, in the same order.
+    """A filter of hits. `LiveFilter` returns the hits on visible rows that meet the filter, in the same order.
 
     Deleted rows are read only for sources with hits. Bitmap indexes or earlier searches may already have the result of
     the filter for a hit. Otherwise the columns of the filter are read for the row of the hit. The cost therefore

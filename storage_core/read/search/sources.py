@@ -1,11 +1,11 @@
 """The sources of a search: the rows of the base, and the unmerged rows.
 
 A segment is used for its rows of the base, even if these rows have moved since the build. The search indexes all other
-rows of the base with the same builder. The search then treats these rows like rows with a segment. The same applies to
-generations. A search treats a damaged segment or translation as missing.
+rows of the base with the same builder. The search then treats these rows like rows with a segment. The search also
+indexes the rows of generations that have no segment. A search treats a damaged segment or translation as missing.
 
-There are three kinds of unmerged sources. They are the whole rows of generations, the whole rows of logs, and rows
-merged from other records.
+There are three kinds of unmerged sources. The unmerged sources are the whole rows of generations, the whole rows of
+logs, and rows merged from other records.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ class _Split:
 class _Moved:
     """The rows of a segment that is not a segment of one whole split.
 
-    It covers several splits or a part of a split, or its rows have moved.
+    The segment covers several splits or a part of a split, or its rows have moved.
 
     The rows are now in `splits`.
     """
@@ -453,7 +453,7 @@ class _PartOfSplit:
 WHOLE_SEGMENT_BYTES: Final = 8 * 2**20
 """The maximum size in bytes of a segment that is fetched as a whole.
 
-Such a fetch takes one request and one round trip.
+The fetch of a whole segment takes one request and one round trip.
 """
 
 _FORESEEN: Final = 4

@@ -47,10 +47,10 @@ from storage_core.write.region import router
 
 # Quarantine of raw log records that no table takes (docs/architecture/README.md, rule 7).
 #
-# Each location has one quarantine object per chunk. It has the same layout as the quarantine objects of landed files.
-# The field `source` is `<raw log>/<writer>/<chunk>`, and the field `size` is the number of records in the object.
-# `line` is the sequence number of the record, and `text` is the record as JSON. The key is derived from the content, so
-# a repeated distribution writes the same object.
+# Each location has one quarantine object per chunk. The object has the same layout as the quarantine objects of landed
+# files. The field `source` is `<raw log>/<writer>/<chunk>`, and the field `size` is the number of records in the
+# object. `line` is the sequence number of the record, and `text` is the record as JSON. The key is derived from the
+# content, so a repeated distribution writes the same object.
 
 
 def source_of(raw_log: str, ref: RawChunkRef) -> str:
@@ -59,7 +59,7 @@ def source_of(raw_log: str, ref: RawChunkRef) -> str:
 
 
 def keep(store: ObjectStore, raw_log: str, ref: RawChunkRef, rejected: Sequence[RejectedRecord]) -> None:
-    """Write the rejected records of one chunk to quarantine. They are durable when this returns.
+    """Write the rejected records of one chunk to quarantine. The records are durable when the function returns.
 
     One PUT. No request if there are no records.
     """
@@ -112,10 +112,10 @@ Opener = Callable[[str], ObjectStore]
 def divide(work: DivideWork, raw: Sequence[ObjectStore], opened: Opener, *, clock: Clock, ids: Ids) -> DivideResult:
     """Write the rows of append tables as sorted splits, and the rows of keyed tables as one part per region.
 
-    If the records have producer ids and `work.ids` is None, this only stores the producer ids. If a chunk has no valid
-    copy, this does not read later chunks of the same writer. If the store of a table raises an error, the table's
-    result contains the error. Raises `Unavailable` if a store does not answer and no other store has a chunk of the
-    work.
+    If the records have producer ids and `work.ids` is None, the function only stores the producer ids. If a chunk has
+    no valid copy, the function does not read later chunks of the same writer. If the store of a table raises an error,
+    the table's result contains the error. Raises `Unavailable` if a store does not answer and no other store has a
+    chunk of the work.
 
     Args:
         raw: the stores of the raw log.

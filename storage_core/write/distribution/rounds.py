@@ -134,8 +134,8 @@ def _target(table: TargetTable, plan: DistributionPlan, chosen: Collection[tuple
     for writer, offset in sorted(plan.offsets.items()):
         numbers = own.get(writer, [])
         taken = [number for number in numbers if (writer, number) in chosen]
-        # Given-up chunks may follow the last chunk of the plan. The offset passes these given-up chunks only if the
-        # round includes the last chunk.
+        # Given-up chunks may follow the last chunk of the plan. The writer's offset moves past these chunks only if the
+        # round includes the last planned chunk.
         last = offset if len(taken) == len(numbers) else max(taken, default=0)
         if last > after.get(writer, 0):
             stretches.append(ChunkRange(writer=writer, after=after.get(writer, 0), last=last))
@@ -158,16 +158,16 @@ def _first_of(history: History, plans: Iterable[DistributionPlan], most_bytes: i
 def cut_into_works(
     chunks: Sequence[RawChunkRef], segments: Iterable[RawSegment], terms: Terms
 ) -> Iterator[tuple[RawChunkRef, ...]]:
-    """Yield the chunks of one round in order, divided into works within the sizes in `terms`."""
+    """Yield the chunks of one round in order, divided into work items within the size limits of `terms`."""
     sizes = chunk_bytes(chunks, segments)
     return map(tuple, _cut(chunks, sizes, _most_bytes(sizes, terms)))
 
 
 def _most_bytes(sizes: Sequence[float], terms: Terms) -> float:
-    """Return the maximum bytes of one work.
+    """Return the maximum number of bytes in one work item.
 
     This maximum is an equal share of the total size. The size of the largest chunk is added to this share. The extra
-    chunk avoids an additional small work.
+    chunk avoids an additional small work item.
     """
     total = sum(sizes)
     waves = math.ceil(total / (terms.work_bytes * terms.slots))
@@ -292,7 +292,9 @@ def share_of(name: str, results: Iterable[DivideResult]) -> Share:
 _logger = logging.getLogger(__name__)
 
 MOST_LOST = 5
-"""Maximum number of lost races for a table. After this number, the run leaves the table to the winner."""
+"""Maximum number of lost races for a table. After this number of lost races, the run leaves the table to the other
+distributor.
+"""
 
 _PAUSE_MS = 100
 
@@ -364,8 +366,8 @@ class Distributor:
         damaged = {(each.chunk.writer, each.chunk.number): each for result in results for each in result.damaged}
         if _was_passed(plan.works, damaged) or (damaged and any(each.duplicates for each in results)):
             # Some written rows may be from chunks after a damaged chunk. A task may also have omitted a record. A
-            # record in one of these chunks may have the same id. So nothing is committed, and the next plan omits the
-            # damaged chunk.
+            # record in one of these chunks may have the same id as the omitted record. So nothing is committed, and the
+            # next plan omits the damaged chunk.
             return damaged
         done.records += sum(result.records for result in results)
         done.chunks += sum(len(work.chunks) for work in plan.works)
@@ -391,7 +393,7 @@ class Distributor:
     def _without_duplicates(
         self, plan: RoundPlan, tables: Mapping[str, TargetTable], results: list[DivideResult]
     ) -> list[DivideResult]:
-        """Divide the works with producer ids a second time. At this point, the ids of all works are recorded."""
+        """Divide the work items with producer ids a second time. The ids of all work items are then recorded."""
         keys = tuple(each.noted for each in results if each.noted is not None)
         if not keys:
             return results

@@ -62,8 +62,8 @@ from storage_core.write.region.spec import Routed, route
 def of_table(records: pa.Table, name: str) -> pa.Table:
     """Return the records for the table. No request."""
     own = pc.equal(records.column("table"), name)
-    # Most chunks have records of only one table. The records of such a chunk are returned unfiltered. A filter would
-    # copy all text, and this is expensive.
+    # Most chunks have records of only one table. If all records of a chunk belong to one table, the records are
+    # returned unfiltered. A filter would copy all text, and this is expensive.
     return records if pc.all(own).as_py() else records.filter(own)
 
 

@@ -1,9 +1,9 @@
 """Deduplication of records by producer id. If several records have the same id, a table takes only one of them.
 
-A table has an id if the table has a chunk with this id. The offsets of a table show which chunks the table has. So one
-commit makes the rows, the offset and the ids valid. Tables do not store ids. Before an offset passes a chunk, the ids
-of the chunk are stored next to the raw log, in every mandatory store. So the ids remain for the required time
-(`unique_for`), even after the chunks are deleted.
+A table has a record id if the table has a chunk that contains the record id. The offsets of a table show which chunks
+the table has. So one commit makes the rows, the offset and the ids valid. Tables do not store ids. Before an offset
+passes a chunk, the ids of the chunk are stored next to the raw log, in every mandatory store. So the ids remain for the
+required time (`unique_for`), even after the chunks are deleted.
 
 Several records of one round can have the same id. All tasks order these records in the same way and select the first
 record. A second attempt at the round uses the same order. If a region may already have a chunk, the records of this
@@ -29,7 +29,7 @@ from storage_core.store.contract import ObjectStore, create_derived
 from storage_core.write.distribution.work import DivideWork, RoundIds, Target
 from storage_core.write.raw_log.history import Damage, RawChunkRef, read_columns
 
-# List and read the objects next to a raw log that contain the ids recorded by distribution
+# List and read the objects that contain the record ids of distribution. These objects are next to a raw log
 # (docs/architecture/ingestion.md).
 
 
@@ -52,7 +52,7 @@ def keys_in_reach(work: DivideWork, raw: Sequence[ObjectStore]) -> Iterator[str]
 
 
 def read_all(keys: Sequence[str], raw: Sequence[ObjectStore], *, must_exist: bool) -> Iterator[RecordIds]:
-    """Yield the objects. This skips objects that the collector deleted after the listing.
+    """Yield the objects. The function skips objects that the collector deleted after the listing.
 
     If `must_exist` is set, a missing object is an error.
     """
@@ -210,7 +210,7 @@ def _compared(
 
 @dataclass(slots=True)
 class _Wanted:
-    """The ids of one work for one table. For each id, this stores the record that comes first in the order."""
+    """The record ids of one work item for one table. For each id, the first record in the order is stored."""
 
     target: Target
     offsets: Mapping[str, int]
@@ -233,7 +233,7 @@ class _Wanted:
                 self._parts.append((chunk, part.column("id"), part.column("position").to_numpy().astype(np.int64)))
 
     def begin(self) -> None:
-        """Sort the added ids. After this, other records can be compared with them."""
+        """Sort the added ids. After the sort, other records can be compared with these ids."""
         self._parts.sort(key=lambda each: self._place(each[0]))
         self._order = [self._place(chunk) for chunk, _, _ in self._parts]
         if not self._parts:
@@ -248,7 +248,7 @@ class _Wanted:
         np.minimum.at(self._best, self._places, self._own)
 
     def compare(self, found: RecordIds, table: str) -> None:
-        """For each id, compare the work's record with a record of another chunk. Keep the record that comes first."""
+        """For each id, compare the work item's record with a record in `found`. Keep the record that comes first."""
         if self._ids is None:
             return
         entries = _of_table(found, table)

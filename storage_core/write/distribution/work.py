@@ -7,7 +7,7 @@ Work items and their results are sent as JSON (docs/architecture/orchestration.m
   record of a key must replace an earlier record.
 - A `FillWork` writes the parts of a region as one generation.
 
-An offset belongs to one writer of a raw log. It is the number of the writer's last chunk in the table
+An offset belongs to one writer of a raw log. The offset is the number of the writer's last chunk in the table
 (docs/architecture/ingestion.md, "Raw log", decision 0031). Writer ids are never reused, so an offset does not need the
 name of the raw log.
 
@@ -22,8 +22,8 @@ together with the offset of the region. The log's offset is committed when every
 a region has the chunks up to the higher of the two offsets. A region without rows in a chunk, or a region that does not
 exist yet, needs no offset.
 
-A row is also in the table if a region of an earlier spec has the chunk of the row. Such a region was merged completely
-before the next spec became current. The merge can happen before the log's offset is committed.
+A row is also in the table if a region of an earlier spec has the chunk of the row. The region of the earlier spec was
+merged completely before the next spec became current. The merge can happen before the log's offset is committed.
 """
 
 from __future__ import annotations
@@ -171,8 +171,8 @@ class Source:
     """The raw log: its name, the URIs of its stores (mandatory stores first), and the names of its tables.
 
     `mandatory` is the number of mandatory stores. None means that all stores are mandatory. A table takes only one of
-    several records with the same producer id. This holds if the segments of the records began at most `unique_for_ms`
-    apart.
+    several records with the same producer id. The table takes only one of these records if their segments began at most
+    `unique_for_ms` apart.
     """
 
     name: str
@@ -301,8 +301,8 @@ class DivideResult:
 
     - `unknown`: the number of records of unknown tables. These records are in quarantine.
     - `damaged`: chunks without a valid copy. Later chunks of the same writer were not read.
-    - `noted`: the object with the record ids. It is set if the records have ids but `DivideWork.ids` is None. In this
-      case, the work only stored the ids.
+    - `noted`: the object with the record ids. `noted` is set if the records have ids but `DivideWork.ids` is None. In
+      this case, the work only stored the ids.
     - `duplicates`: the number of omitted records, by table.
     """
 
@@ -378,7 +378,7 @@ _APP = f"{OFFSETS}:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offsets:
-    """The offsets of one table by writer. They are offsets in the table's log, and in each region of its current spec.
+    """The offsets of one table by writer. The table's log and each region of its current spec have offsets.
 
     For regions of all specs, `further` contains the offsets that are higher than the offsets in the log.
     """
@@ -437,15 +437,15 @@ def txns(stretches: Iterable[ChunkRange], now_ms: int) -> list[Txn]:
 
 
 def starts(stretches: Iterable[ChunkRange], planned: Snapshot) -> list[TxnProgress]:
-    """Return commit requirements. They ensure that no writer's offset has changed since the snapshot of the plan."""
+    """Return the requirements that no writer's offset has changed since the snapshot of the plan."""
     apps = [_APP + each.writer for each in stretches]
     return [TxnProgress(app, planned.txns.get(app, 0)) for app in apps]
 
 
 # Missing chunks of a table, and the terms of distribution (docs/architecture/ingestion.md, "Raw log"). An offset is the
-# number of a writer's last distributed chunk. All chunks up to it were distributed or given up. The numbers of a writer
-# continue across its segments. So a second distribution from the same offsets takes the same chunks and possibly newer
-# chunks.
+# number of a writer's last distributed chunk. All chunks up to the offset were distributed or given up. The numbers of
+# a writer continue across its segments. So a second distribution from the same offsets takes the same chunks and
+# possibly newer chunks.
 
 
 ROUND_BYTES = 256 * 2**20
@@ -475,9 +475,9 @@ class DistributionPlan:
 class Terms:
     """Terms of distribution. Sizes are stored bytes of chunks.
 
-    - `slots`: the number of concurrent works. A round has `slots` works or a multiple of this number, and all works
-      have about the same size. So no slot is idle while a last small work runs. A work has at most `work_bytes` and at
-      least `LEAST_WORK_BYTES`.
+    - `slots`: the number of concurrent work items. A round has `slots` work items or a multiple of this number, and all
+      work items have about the same size. Therefore no slot is idle while a small last work item runs. A work item has
+      at most `work_bytes` and at least `LEAST_WORK_BYTES`.
     - `give_up_to`: a chunk number for each writer. Missing chunks up to this number are given up.
     - `damaged`: the writer and number of each chunk without a valid copy. These chunks count as missing.
     """
@@ -577,7 +577,7 @@ def backlog(history: History, offsets: ByTable) -> Backlog:
 
 
 def collected_before(history: History, offsets: ByTable) -> dict[str, int]:
-    """Return for each table how many chunks may have been collected before the raw log had the table."""
+    """Return for each table how many chunks may have been collected before the table was added to the raw log."""
     before = {
         name: sum(max(0, each.number - own.get(writer, 0)) for writer, each in history.collected.items())
         for name, own in offsets.items()
@@ -586,7 +586,7 @@ def collected_before(history: History, offsets: ByTable) -> dict[str, int]:
 
 
 def everywhere(history: History, offsets: ByTable) -> dict[str, int]:
-    """Return for each writer a chunk number. Every table has all chunks of a writer up to the number for this writer.
+    """Return, for each writer, the number of the last chunk up to which every table has all chunks.
 
     The number is 0 if the raw log has no table. If a table was added after the collection of chunks, it starts after
     these chunks.

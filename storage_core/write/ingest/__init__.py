@@ -1,1 +1,1 @@
-"""Batch ingest. It converts landed files to rows, and writes each row to a split exactly once."""
+"""Batch ingest. The package converts landed files to rows, and writes each row to a split exactly once."""

@@ -1,8 +1,8 @@
 """Read the announcements of landed files from an SQS queue. S3 sends an event to this queue for each new object.
 
-A run of ingest receives at most `MOST_MESSAGES` messages, and ingests the files in these messages. It deletes a message
-only after the commit of its files. If a run ends earlier, SQS delivers its messages again. Later runs find the files
-that are already in the table. Events can be lost, so a full listing finds files without a message
+A run of ingest receives at most `MOST_MESSAGES` messages, and ingests the files in these messages. The run deletes a
+message only after the commit of its files. If a run ends earlier, SQS delivers its messages again. Later runs find the
+files that are already in the table. Events can be lost, so a full listing finds files without a message
 (`progress.until_listing_ms`).
 
 | Message | Treatment |
@@ -13,7 +13,8 @@ that are already in the table. Events can be lost, so a full listing finds files
 table only |
 | not understood | counted, and left in the queue |
 
-S3 can send its events directly to the queue, through SNS, or through EventBridge. Each way has its own message format.
+S3 can send its events directly to the queue, through SNS, or through EventBridge. Each of these three ways has its own
+message format.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ class Message:
 
 
 class Queue:
-    """A client of an SQS queue, based on boto3. It loads boto3 at its first request.
+    """A client of an SQS queue, based on boto3. The client loads boto3 at its first request.
 
     The endpoint is the host of the queue URL. The region comes from the host, otherwise from the landing location,
     otherwise from the profile. The credentials come from the usual sources of boto3. `requests` counts the requests by
@@ -204,7 +205,7 @@ class Queue:
 
     def _sent(self, kind: str, acts: Sequence[Callable[[Any], T]], pool: ThreadPoolExecutor) -> list[T]:
         self.requests[kind] += len(acts)
-        self._call(lambda _: None)  # connects once here, before several threads use the client
+        self._call(lambda _: None)  # this call connects the client before several threads use the client
         return list(pool.map(self._call, acts))
 
     def _receive(self, client: Any) -> list[Message]:

@@ -1,11 +1,11 @@
 """Batch ingest writes each row of the landed files exactly once (docs/architecture/ingestion.md, "Batch ingest").
 
 The unit of ingest is the rows of one file in one window. A run plans on a snapshot and executes its work items in any
-processes. It then commits the splits together with the records of `ingest.progress`. Every run records each window that
-it writes, even if it ingests the whole file. Two runs may write the same rows. The second commit then finds that some
-of its windows are already recorded. If all windows of the second run are recorded, its commit does nothing. If only
-some of them are recorded, the commit raises `CommitConflict` and the run must be planned again. Splits of a run that
-did not commit are orphans.
+processes. The run then commits the splits together with the records of `ingest.progress`. Every run records each window
+that it writes, even if it ingests the whole file. Two runs may write the same rows. The second commit then finds that
+some of its windows are already recorded. If all windows of the second run are recorded, its commit does nothing. If
+only some of the windows are recorded, the commit raises `CommitConflict` and the run must be planned again. Splits of a
+run that did not commit are orphans.
 
 A task takes a batch of files. The task collects the rows of these files by window, and writes each window once. So a
 few rows from each of many files can share a split. In a keyed table, a task collects records by region instead
@@ -14,8 +14,8 @@ task collect the rows.
 
 Parsing converts every line of a file to a row of the table's schema, or rejects the line. A rejection has a line number
 and a reason. Parsing works on whole blocks with Arrow and DuckDB. Only lines with new fields are decoded one by one.
-Memory is bounded for files of any size. If a file cannot be read to its end, the result has no rows of the file. It has
-one rejection without a line number.
+Memory is bounded for files of any size. If a file cannot be read to its end, the result has no rows of the file. The
+result then has one rejection without a line number.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ def text_blocks(
             assert_never(spec.format)
 
 
-# Work and result of a batch ingest. Both pass between driver and tasks as JSON.
+# Work and result of a batch ingest. The driver and the tasks exchange work and results as JSON.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -546,7 +546,7 @@ Above this size, the batch writes the windows with the most bytes.
 MOST_HELD_BYTES = 16 * 2**20
 """The maximum bytes of rejected lines and late rows of one file in memory.
 
-Above this size, they are added to the quarantine entries of the batch.
+Above this size, the lines and rows are added to the quarantine entries of the batch.
 """
 
 MOST_TOGETHER = 1_000
@@ -577,7 +577,7 @@ def batches(works: Sequence[IngestWork], tasks: int) -> list[list[IngestWork]]:
     for work in works:
         if not found or work.landed.size > room:
             found.append([])
-            room = min(max(room, 0) + size, most)  # add the remaining room, so that no small last batch is needed
+            room = min(max(room, 0) + size, most)  # add unused bytes of the previous batch to avoid a small last batch
         found[-1].append(work)
         room -= work.landed.size
     return found
@@ -940,7 +940,7 @@ class _Run:
             self.pending.clear()
 
     def result(self, content: int | None) -> IngestResult:
-        """Return the result for all blocks. Its progress records ensure that each row is ingested exactly once."""
+        """Return the result for all blocks, with progress records that ensure exactly-once ingest."""
         work, now_ms = self._work, self.collected.now_ms
         written = {window for window in self._windows if self._is_wanted(window)}
         complete = self._windows <= written | set(work.done)

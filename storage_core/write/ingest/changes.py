@@ -117,7 +117,7 @@ class ChangeFormat:
         for row in np.flatnonzero(operations == _UNKNOWN):
             word = fitted(rows.column(self.op)[int(row)].as_py(), _LONGEST_WORD)
             reasons[row] = f"{word!r} is not an operation. Use insert, upsert, put, update, patch or delete"
-        # A patch may be the first record of its key. Such a patch creates the row.
+        # A patch may be the first record of its key. A patch that is the first record of its key creates the row.
         creates = operations != Operation.DELETE
         for name in self.key:
             for row in np.flatnonzero(beyond_limit(rows, name) & creates):

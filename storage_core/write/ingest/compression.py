@@ -72,8 +72,8 @@ def codec_of(head: bytes) -> Codec | None:
 def open_decompressed(file: BinaryIO, codec: Codec) -> io.BufferedReader:
     """Return a stream of the text of a compressed file. The stream cannot seek.
 
-    Its reads raise `Corrupt` if the file is truncated or damaged, or needs too much memory. The reads also raise the
-    errors of the underlying file.
+    Reads of the stream raise `Corrupt` if the file is truncated or damaged, or needs too much memory. The reads also
+    raise the errors of the underlying file.
     """
     match codec:
         case Codec.GZIP:

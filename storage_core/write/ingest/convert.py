@@ -140,8 +140,8 @@ def split_lines(data: bytes, first_number: int = 1) -> tuple[pa.BinaryArray, npt
     """Return the non-empty lines of `data` without line ends, their numbers, and the number of the next line.
 
     This uses array operations on all lines instead of a loop. Memory holds a copy of `data`, two boolean values per
-    byte, and the non-empty lines. Empty lines use no additional memory. This matters because a gzipped kilobyte can
-    contain a million empty lines.
+    byte, and the non-empty lines. Empty lines use no additional memory. The memory for empty lines matters because a
+    gzipped kilobyte can contain a million empty lines.
     """
     if b"\r\n" in data:
         data = data.replace(b"\r\n", b"\n")
@@ -365,7 +365,7 @@ def without_null_words(texts: pa.StringArray, field: pa.Field, target: RowFormat
 
 
 def has_own_form(field: pa.Field, target: RowFormat) -> bool:
-    """Return whether the declaration sets a special text format for this column. Only DuckDB can read such a format."""
+    """Return whether the declaration sets a special text format for this column, which only DuckDB can read."""
     if field.name == target.time_column and target.time_format is not None:
         return True
     return field.name in target.times.units or (pa.types.is_timestamp(field.type) and target.times.truncates)

@@ -5,10 +5,10 @@ The declaration of the table selects the effect. `on_new_field` applies to field
 field.
 
 A task cannot know the fields that other tasks find. So a task that may add or widen columns does not write the rows of
-a file with such fields. The task returns the `Drift` of the file: its new fields with their types, and the columns that
-must be wider. The driver merges the drift of all tasks and changes the schema once. Then the driver ingests these files
-again with the new schema. In this second pass, the rule is settled (`is_settled`). A field that is still not a column
-now rejects its line. Other files are read once.
+a file with new fields or wider values. The task returns the `Drift` of the file: its new fields with their types, and
+the columns that must be wider. The driver merges the drift of all tasks and changes the schema once. Then the driver
+ingests these files again with the new schema. In this second pass, the rule is settled (`is_settled`). A field that is
+still not a column now rejects its line. Other files are read once.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Drift:
         return bool(self.fields or self.widened)
 
     def __or__(self, other: Drift) -> Drift:
-        """Return the drift of both parts."""
+        """Return the combined drift of `self` and `other`."""
         if other == NO_DRIFT:
             return self
         fields, widened = dict(self.fields), dict(self.widened)

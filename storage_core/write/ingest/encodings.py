@@ -54,8 +54,9 @@ def is_wide(name: str | None) -> bool:
 def open_recoded(stream: BinaryIO, encoding: str) -> BinaryIO:
     """Return a stream of the same text in UTF-8. The stream cannot seek.
 
-    A character that is not valid in the encoding becomes a byte that is not UTF-8. So its line is rejected. A read
-    raises `Corrupt` if the text ends inside a character, or cannot be divided into characters.
+    A character that is not valid in the encoding becomes a byte that is not UTF-8. Therefore the line with this
+    character is rejected. A read raises `Corrupt` if the text ends inside a character, or cannot be divided into
+    characters.
     """
     return cast("BinaryIO", io.BufferedReader(_Recoded(stream, encoding), _STEP_BYTES))
 

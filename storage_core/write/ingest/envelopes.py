@@ -9,9 +9,10 @@ other lines of JSON. A rejected record keeps the text of its envelope.
 | `d` | delete | `before` |
 
 PostgreSQL does not send a large value that did not change, and Debezium writes a placeholder in its place. For a list
-or a map, Debezium writes a list or a map whose only value is the placeholder. An envelope with such fields becomes a
-patch without these fields. An envelope is rejected if a field has the placeholder between other values. A longer text
-that contains the placeholder is an ordinary value. A record that is null is a tombstone, and has no effect.
+or a map, Debezium writes a list or a map whose only value is the placeholder. An envelope with placeholders becomes a
+patch without the fields that have a placeholder. An envelope is rejected if a field has the placeholder between other
+values. A longer text that contains the placeholder is an ordinary value. A record that is null is a tombstone, and has
+no effect.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Fast reading of NDJSON lines with Arrow. A line is read here only if the exact path certainly produces the same row.
 
 The exact path (`text_files`) checks every line with a sequence of DuckDB functions. Most landed lines do not need these
-functions. Such lines have one object per line, known names, and values of the columns' types. `read_plain` parses these
-lines in one pass and marks the other lines. The caller sends only the marked lines through the exact path, so the exact
-path produces every rejection reason.
+functions. A plain line has one object, known names, and values of the columns' types. `read_plain` parses plain lines
+in one pass and marks the other lines. The caller sends only the marked lines through the exact path, so the exact path
+produces every rejection reason.
 
 Arrow accepts some input that the exact path refuses. So `read_plain` also marks two more kinds of lines. A line of the
 first kind does not begin with `{`, or does not end with `}`. A line of the second kind has a number that is not finite.
@@ -43,7 +43,7 @@ _MOST_FAILURES: Final = 1 / 64
 
 Above this limit, the remaining lines take the exact path.
 
-A failed parse takes about as long as the exact path of 64 lines.
+A failed parse takes about as long as the exact parsing of 64 lines.
 """
 
 _EXPONENT: Final = "[0-9][eE]"
@@ -63,8 +63,8 @@ class PlainLines:
 def read_plain(lines: pa.StringArray, target: RowFormat) -> PlainLines | None:
     """Return the rows of the plain lines, or None if no line can be read here.
 
-    No line is plain if Arrow reads some column from JSON in another way than the exact path. No line is plain either if
-    a word for null is a JSON value, such as `-1`.
+    No line is plain if Arrow reads some column from JSON in another way than the exact path. No line is plain if a word
+    for null is a JSON value, such as `-1`.
     """
     types = _types_of(target)
     if types is None or not len(lines):
@@ -137,7 +137,7 @@ def _join_lines(lines: pa.StringArray) -> tuple[Bytes, Places]:
 
 @dataclass(slots=True)
 class _Reader:
-    """A parser for groups of consecutive lines. It divides a group until each part can be read or is small."""
+    """A parser for groups of consecutive lines. The parser divides a group until each part can be read or is small."""
 
     data: Bytes
     starts: Places

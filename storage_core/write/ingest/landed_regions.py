@@ -6,9 +6,9 @@ the region's manifest records the generation and the files in this generation. S
 next run reads the files again, and each region takes only the files that it does not have.
 
 The manifest stores the files of a region as offsets, like the writers of a raw log (`write.region.router`). The name of
-an offset is the transaction of the file, `landed:<path>`. The number of an offset is a hash. The hash covers the file
-content and the way in which the file was read. When the log of the table contains the transaction, every region has the
-file, and the offset is removed.
+an offset is the transaction of the file, `landed:<path>`. The number that an offset stores is a hash. The hash covers
+the file content and the way in which the file was read. When the log of the table contains the transaction, every
+region has the file, and the offset is removed.
 
 With `order`, a record that is older than its row in the table has no effect (`write.region.record_order`).
 """

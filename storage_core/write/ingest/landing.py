@@ -10,7 +10,7 @@ writes or deletes a file. See docs/architecture/ingestion.md, "Batch ingest".
   `ContentHash` hashes the bytes of a file.
 - `check_time_format` checks the format of times in landed text. If a format lacks a part of the date, DuckDB takes the
   part from 1900-01-01. DuckDB also ignores some directives if the format has certain other directives. Times would then
-  be wrong, so `check_time_format` refuses such a format.
+  be wrong, so `check_time_format` refuses a format with these faults.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def require_text(head: bytes, encoding: str | None = None) -> None:
 def require_uncompressed(head: bytes, of: str = "A Parquet") -> None:
     """Raise `Corrupt` if the first `HEAD_BYTES` of a file show a compression or an archive.
 
-    The error contains its name.
+    The error contains the name of the compression or the archive.
     """
     if codec := codec_of(head):
         raise damaged_file_error(
@@ -169,8 +169,8 @@ def watched(stream: BinaryIO, look: Look, *, seekable: bool = True) -> BinaryIO:
 
     If `look` raises an error, the read raises this error.
 
-    If `seekable` is False, the stream reports that it cannot seek. Decompressed streams need this, because a seek would
-    have to start from the beginning.
+    If `seekable` is False, the stream reports that it cannot seek. Decompressed streams need `seekable=False`, because
+    a seek would have to start from the beginning.
     """
     return cast("BinaryIO", _Watched(stream, look, seekable=seekable))
 
@@ -214,7 +214,7 @@ _READ_BYTES = 8 * 2**20
 
 
 class ContentHash:
-    """The hash of a file. It is computed while a reader reads the file in any order.
+    """The hash of a file. The hash is computed while a reader reads the file in any order.
 
     `value` is set when `finish` returns.
     """
@@ -229,7 +229,7 @@ class ContentHash:
         return watched(file, self.take)
 
     def take(self, position: int, data: bytes) -> None:
-        """Hash the part of `data` that continues the hash.
+        """Hash the bytes of `data` that directly follow the hashed bytes.
 
         `position` is the position of `data` in the file. `finish` reads all other bytes.
         """
@@ -332,14 +332,14 @@ class LandingSpec:
 
     - `pattern`: an RE2 regular expression, for the format `pattern`. Every group has the name of a column. Groups may
       nest.
-    - `time_format`: the strptime format of the time column. Without it, times are ISO 8601.
+    - `time_format`: the strptime format of the time column. Without `time_format`, times are ISO 8601.
     - `null_values`: a text field that equals one of these values is null.
     - `suffix`: only files with this suffix are read, such as `.log.gz`. Text formats may be compressed (`compression`).
     - `times`: the columns of timestamps with numbers that count from 1970, each with the unit of its numbers.
     - `nanoseconds`: whether a time with digits below the microsecond is rejected or truncated.
     - `year`: the rule for the year of a `time_format` without one. `from_arrival` selects the year in which the time is
       nearest to the landing time of the file.
-    - `encoding`: the encoding of text, such as `latin-1` or `utf-16`. Without it, text is UTF-8.
+    - `encoding`: the encoding of text, such as `latin-1` or `utf-16`. Without `encoding`, text is UTF-8.
     - `delimiter`, `quote`, `escape`: the characters of CSV, one ASCII character each. Without these settings, commas
       divide the fields, `"` quotes fields, and there is no escape character. With an empty `quote`, no field is quoted.
     - `header`: whether the first record of a CSV file contains the names of the columns.
@@ -349,8 +349,8 @@ class LandingSpec:
     - `on_type_conflict`: the effect of a value that needs a wider column. `quarantine` rejects the value, and `widen`
       widens the column.
     - `max_new_fields`: the maximum number of columns that one run adds.
-    - `queue`: the URL of the SQS queue that gets a message for each new file (`announcements`). Without it, every run
-      lists the location.
+    - `queue`: the URL of the SQS queue that gets a message for each new file (`announcements`). Without `queue`, every
+      run lists the location.
     - `list_every_ms`: the time in ms between two listings of a location with a queue. None: `LIST_EVERY_MS`.
     - `changes`: only for the format `delta`, whose location is a Delta table. `changes` selects the effect of a version
       that changes or removes rows (`delta_source`).
@@ -662,10 +662,10 @@ def discover(spec: LandingSpec) -> list[LandedFile]:
 def survey(spec: LandingSpec, *, most: int | None = None) -> Landed:
     """Return the content of the landing location, or its first `most` entries.
 
-    A location that does not exist has no files. Empty files are skipped as work in progress. So are files with a name
-    or folder that starts with `.` or `_`. Files without the suffix are skipped, too. A file whose suffix differs only
-    in case, such as `.PARQUET`, is reported as not read. Raises `InvalidInput` if the location contains a table or a
-    raw log, because their files must not be ingested. One LIST per 1,000 files.
+    A location that does not exist has no files. Empty files are skipped as work in progress. Files with a name or
+    folder that starts with `.` or `_` are also skipped. Files without the suffix are skipped, too. A file whose suffix
+    differs only in case, such as `.PARQUET`, is reported as not read. Raises `InvalidInput` if the location contains a
+    table or a raw log, because their files must not be ingested. One LIST per 1,000 files.
     """
     store = open_store(spec.uri)
     found = landed_of(islice(store.browse(), most), spec, store.uri)
@@ -673,7 +673,7 @@ def survey(spec: LandingSpec, *, most: int | None = None) -> Landed:
 
 
 def landed_of(present: Iterable[ObjectInfo | Unnamed], spec: LandingSpec, uri: str) -> Landed:
-    """Return the result of `survey` for these entries of the landing location at `uri`. No request of its own."""
+    """Return the result of `survey` for these entries of the landing location at `uri`. Makes no request."""
     files: list[LandedFile] = []
     entries, not_read, names = 0, 0, dict[str, str]()
     for entries, each in enumerate(present, 1):  # noqa: B007  # the count is reported below
@@ -772,9 +772,9 @@ def _fetched(landed: LandedFile) -> Blob | None:
 
 
 def is_unchanged(landed: LandedFile) -> bool:
-    """Return whether the file has not changed since it was listed. Return True if this is unknown.
+    """Return whether the file has not changed since it was listed. Return True if a change cannot be determined.
 
-    At most one HEAD. If the bytes of the file were fetched, this compares the ETag of these bytes.
+    At most one HEAD. If the bytes of the file were fetched, the function compares the ETag of these bytes.
     """
     if landed.etag is None:
         return True
@@ -874,7 +874,9 @@ _DIRECTIVE = re.compile("%(-?.|$)", re.DOTALL)
 _KNOWN = frozenset("aAbBcdfgGhHIjmMpSuUVwWxXyYzZ%") | frozenset("-" + each for each in "dHIjmMSy")
 _YEAR, _MONTH, _WEEKDAY = {"Y", "y", "x", "c"}, {"m", "b", "B", "h"}, {"a", "A", "u", "w"}
 _DAYS = (({"d"}, _MONTH), ({"j"},), ({"x", "c"},), ({"U", "W"}, _WEEKDAY))
-"""The directives that determine a day. A valid format contains one directive from each set of at least one line."""
+"""The directives that determine a day. A valid format contains, for at least one entry, one directive from each set of
+the entry.
+"""
 _PROBES: Final = tuple(
     datetime.fromisoformat(f"{day}T13:45:06.789012")
     for day in (

@@ -2,10 +2,10 @@
 
 The values in these files have types, so the reader checks the values and does not parse them.
 
-- Spark, Hive and Impala write INT96 timestamps. Such a timestamp is a day and the nanosecond of that day. Arrow reads
-  INT96 in one unit. Nanoseconds cover only the years 1677 to 2262, and times of other years overflow silently. A table
-  stores microseconds. So the values are read in microseconds, and compared with the same values in seconds and in
-  nanoseconds.
+- Spark, Hive and Impala write INT96 timestamps. An INT96 timestamp consists of a day and the nanosecond of that day.
+  Arrow reads INT96 in one unit. Nanoseconds cover only the years 1677 to 2262, and times of other years overflow
+  silently. A table stores microseconds. So the values are read in microseconds, and compared with the same values in
+  seconds and in nanoseconds.
 - The headers of pages are checked before Arrow reads the pages, because a small page can claim to expand to gigabytes.
 - Logical types such as UUID, ENUM and JSON become the types of the table.
 """
@@ -135,7 +135,7 @@ def as_instants(batch: pa.RecordBatch, names: Sequence[str], columns: pa.Schema)
 
 
 def _fitting(fine: pa.DataType, coarse: pa.DataType, wanted: pa.DataType | None) -> pa.DataType:
-    """Return the type of a column. Values whose `coarse` type differs are INT96."""
+    """Return the type of a column. If `encode_int8` and `coarse` differ, the values are INT96 timestamps."""
     if wanted is None or fine == coarse:
         return fine
     kinds = pa.types
@@ -193,7 +193,8 @@ def _require_exact(
 # Checks of the page headers of a Parquet file, before Arrow reads them.
 #
 # A page of a hundred bytes can claim to expand to 2 GB, or to contain two billion values, and Arrow allocates memory
-# for them. The headers are not compressed. They use Thrift's compact protocol, as the Parquet specification defines.
+# for them. The headers are not compressed. The page headers use Thrift's compact protocol, as the Parquet specification
+# defines.
 
 
 LARGEST_PAGE = 256 * 2**20
@@ -270,7 +271,7 @@ def check_pages(data: bytes, chunk: Chunk) -> None:
     """
     position, end, values = 0, min(len(data), chunk.end - chunk.start), 0
     while position < len(data):
-        is_beyond = position >= end  # old writers do not count a dictionary header, so Arrow reads past this end
+        is_beyond = position >= end  # old writers do not count a dictionary header, so Arrow reads past `end`
         try:
             header, position = parquet_footer.struct(data, position)
         except (IndexError, ValueError) as error:
@@ -474,15 +475,15 @@ def valid_batches(
     """Yield the rows of a Parquet file in limited memory, after `check` has accepted its columns.
 
     Texts that the file stores as a dictionary are returned as a dictionary. So a text that the file stores once is in
-    memory only once. INT96 timestamps get the types of `schema`, the table's schema. If `truncates` is True, their
-    digits below the microsecond are cut off.
+    memory only once. INT96 timestamps get the types of `schema`, the table's schema. If `truncates` is True, digits
+    below the microsecond are cut off.
 
     Raises:
         Corrupt: the file is truncated or damaged, it expands too far, or it has an INT96 timestamp that a table cannot
             store.
         Unavailable: the system refuses the read. The file may be valid.
 
-    It also raises the errors of `check`.
+    The function also raises the errors of `check`.
     """
     size = _sized(stream)
     expansion = Expansion(size)
@@ -559,8 +560,8 @@ def _with_own_types(schema: pa.Schema, found: pa.Schema, rule: DriftRule) -> pa.
     """Return the schema with the file's types for text columns that have typed values in the file.
 
     Only the rule `add` accepts typed values for a text column, because `add` chooses text for fields whose types
-    differ. If the schema is settled, a new column of another type may also differ from its type in the file. This
-    column also gets the type of the file. Each row with a value in this column is then rejected.
+    differ. If the schema is settled, the type of a new non-text column may also differ between the table and the file.
+    This column also gets the type of the file. Each row with a value in this column is then rejected.
     """
     if rule.new_field != "add":
         return schema

@@ -5,7 +5,7 @@ The progress is recorded as transactions of the table's log:
 | appId | version | meaning |
 |---|---|---|
 | `landed:<path>@<window>` | size of the file in bytes | the rows of this window are in the table |
-| `landed:<path>@<window>+<seconds>` | size in bytes | as above, for a later window duration of the table |
+| `landed:<path>@<window>+<seconds>` | size in bytes | the rows of this window with a later duration are in the table |
 | `landed:<path>` | size of the file in bytes | all rows are in the table |
 | `rejected:<path>` | size of the file in bytes | the file has no usable rows in this form, and is in quarantine |
 | `content:<path>@<etag hash>` | xxh3-64 of its bytes | rows were read from this content, under this ETag |
@@ -23,8 +23,8 @@ that no longer exists, after the retention period of versions (decision 0008). O
 the content of the file. All rows of this content are in the table. If a file comes back with this content, ingest adds
 none of its rows again. A file with another content is a new file.
 
-All records stay if only some windows of the file are in the table, or if its content was not recorded. Otherwise the
-remaining rows could not be distinguished from the ingested rows.
+A pruning keeps all records of a file if only some of its windows are in the table, or if its content was not recorded.
+Otherwise the remaining rows could not be distinguished from the ingested rows.
 """
 
 from __future__ import annotations
@@ -123,10 +123,12 @@ Window = int | None
 class FileProgress:
     """Progress of one file.
 
-    - `ingested_size`: the size of the file when it was ingested. None if it was never ingested.
+    - `ingested_size`: the size of the file when it was ingested. `ingested_size` is None if the file was never
+      ingested.
     - `windows`: the windows that are in the table.
     - `spans`: the windows in the table whose duration is not the current window duration.
-    - `rejected_size`: the size of the file when it was rejected. None if it was never rejected.
+    - `rejected_size`: the size of the file when it was rejected. `rejected_size` is None if the file was never
+      rejected.
     - `contents`: the contents from which rows were read, by the hash of their ETag. Empty if an early release read the
       file. Then only the size is known.
     - `replaced`: the hashes of the ETags under which the file had another content.
@@ -224,7 +226,7 @@ def content_app(file: LandedFile) -> str:
 def replaced_app(file: LandedFile) -> str:
     """Return the appId of the record for a replaced file.
 
-    Under this ETag, the content of the file is not in the table.
+    The content of the file with this ETag is not in the table.
     """
     return f"{_REPLACED}{_escaped(file.path)}@{etag_hash(file.etag or '')}"
 
@@ -240,7 +242,7 @@ def listed_app(spec: LandingSpec) -> str:
 
 
 def until_listing_ms(txns: Mapping[str, int], spec: LandingSpec, now_ms: int) -> int:
-    """Return the ms until a location with a queue must be listed. If the result is 0 or less, it must be listed now."""
+    """Return the ms until a location with a queue must be listed. At 0 or less, the location must be listed now."""
     listed_ms = txns.get(listed_app(spec))
     every_ms = LIST_EVERY_MS if spec.list_every_ms is None else spec.list_every_ms
     return 0 if listed_ms is None else listed_ms + every_ms - now_ms
@@ -398,9 +400,9 @@ def prune_gone_files(
     """Prune the landed files that no longer exist, in several commits. Checkpoint the last version.
 
     The call can be repeated after an interruption at any point. The landing location is listed before the log is read.
-    So a file that lands in between may be pruned, too. A later run then reads the file again, and finds that its
-    content is in the table. A file counts as deleted if its newest transaction is older than the table's retention of
-    versions.
+    So a file that lands between the two reads may be pruned, too. A later run then reads the file again, and finds that
+    its content is in the table. A file counts as deleted if its newest transaction is older than the table's retention
+    of versions.
 
     Args:
         require_held: called before each commit. It raises if the caller has lost its lease.
@@ -459,7 +461,7 @@ def gone_files(txns: Transactions, there: Iterable[str], *, before_ms: int) -> I
 def _may_be_pruned(path: str, recorded: Mapping[str, Txn]) -> bool:
     """Return True if the table contains no row of the file.
 
-    Also return True if it contains all rows of one content of the file.
+    Also return True if the table contains all rows of one content of the file.
     """
     if not any(app_id.startswith("landed:") for app_id in recorded):
         return not _contents(recorded)
@@ -477,6 +479,6 @@ def _actions(head: Snapshot, batch: Iterable[Mapping[str, Txn]], now_ms: int) ->
         for content in _contents(recorded):
             path = path_of(next(iter(recorded)))
             stays = pruned_app(path, content)
-            if stays not in head.txns:  # the file disappeared before, with the same content
+            if stays not in head.txns:  # otherwise an earlier pruning recorded the same content of the file
                 actions.append(Txn(appId=stays, version=recorded[file_app(path)].version, lastUpdated=now_ms))
     return [*actions, pruning(head)]

@@ -90,7 +90,7 @@ def csv_blocks(
         Unavailable: there is no space for temporary files of up to three times the whole text.
     """
     # A mark is added at the end of the text. The mark is a record with too many fields. If the reader does not return
-    # the mark as a record, a quote was never closed.
+    # the end mark as a record, a quote before the mark was never closed.
     most = len(target.schema) + (0 if target.drift.new_field == "quarantine" else _MOST_NEW_COLUMNS)
     mark = dialect.delimiter * (most + 1)
     text = _mapped(_chunks(stream, block_bytes, mark))
@@ -229,7 +229,7 @@ def _style(dialect: Dialect) -> dict[str, Any]:
 
 
 class _RecordCounter:
-    """A counter that assigns numbers to records. It includes the misshapen records that the reader skips."""
+    """A counter that assigns numbers to records. The counter includes skipped records with a wrong number of fields."""
 
     def __init__(self, file: str, form: _Form, mark: str, dialect: Dialect) -> None:
         self._file, self.form, self._mark, self.dialect = file, form, mark, dialect
@@ -263,7 +263,7 @@ class _RecordCounter:
         return not self._skipped
 
     def last(self) -> list[RejectedLine]:
-        """Return the misshapen records after the last row, without the mark. Call it after all records were read."""
+        """Return the skipped records after the last row, except the end mark. Call `last` after the last record."""
         if not self._skipped:
             return []
         *others, (row, _) = self._skipped
@@ -418,8 +418,9 @@ def is_one_record(text: str, dialect: Dialect) -> bool:
 
     The text of a line may be in an older dialect.
 
-    The text is not one complete record if a quote is never closed or the end is escaped. The same is true for a line
-    break outside of quotes. This takes one pass over a text that has such characters.
+    The text is not one complete record if a quote is never closed or the end is escaped. The text is also not one
+    complete record if there is a line break outside of quotes. The check makes one pass over a text that has quotes,
+    escapes or line breaks.
     """
     special = [each for each in (dialect.quote, dialect.escape, "\n", "\r") if each is not None]
     if not any(each in text for each in special):
@@ -459,9 +460,9 @@ def marked(objects: pa.StringArray, mark: str) -> pa.StringArray:
 
     Each line must be a valid JSON object.
 
-    Some numbers whose digits would not change become text as well. This takes one pass over all bytes. Two kinds of
-    lines are processed separately. The first kind has such a number in an array. The second kind has such a number in a
-    field whose name does not end in an ASCII letter or digit.
+    Some numbers whose digits would not change become text as well. The function makes one pass over all bytes. Two
+    kinds of lines are processed separately. In the first kind of line, the number whose digits would change is in an
+    array. In the second kind of line, the number is in a field whose name does not end in an ASCII letter or digit.
 
     Args:
         mark: letters and digits that are in none of the lines.
@@ -511,8 +512,8 @@ def map_column(texts: pa.ChunkedArray, field: pa.Field, target: RowFormat) -> tu
 
     Also return for each row the reason why its text is not a map, or null.
 
-    A row without a value has no reason. The values of a map are converted like the values of a column with the same
-    type (`convert`). Raises `InvalidInput` if text cannot represent the type.
+    For a row without a value, the reason is null. The values of a map are converted like the values of a column with
+    the same type (`convert`). Raises `InvalidInput` if text cannot represent the type.
     """
     nulls = ("", *target.null_values)
     found = [None if text is None or text in nulls else _entries(text) for text in texts.to_pylist()]
@@ -590,8 +591,8 @@ def has_too_many(line: str) -> bool:
 
 NO_MATCH = "the line does not match the pattern"
 
-# For each line, the reason why the line is rejected, or null for a valid line. Also the fields of the valid lines as
-# text.
+# For each line, the reason why the line is rejected, or null for a valid line. `Fields` also contains the fields of the
+# valid lines as text.
 Fields = tuple[pa.StringArray, pa.Table]
 FieldsOf = Callable[[pa.StringArray], tuple[Fields, NewFields | None]]
 """A function that divides the fields of lines into two parts: the fields that are columns, and the other fields."""

@@ -7,8 +7,8 @@ writer. A gap is reported and never skipped. There is one exception. If all copi
 nothing shows that these chunks existed. Collected chunks are not a gap.
 
 The records of a history are ordered by the start of the segment in ms, then by writer, number and position in the
-chunk. For the records of one writer, this is exactly the order of acknowledgement. Records of different writers are
-ordered by the clocks of the writers, which may differ.
+chunk. For the records of one writer, the order of the history is exactly the order of acknowledgement. Records of
+different writers are ordered by the clocks of the writers, which may differ.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def furthest(*several: Mapping[str, Collected]) -> dict[str, Collected]:
 CLOSED_AFTER_MS = 10 * 60_000
 """The age at which a segment without a successor counts as closed.
 
-Writers begin a new segment when the current segment has half this age.
+Writers begin a new segment when the current segment has reached half of `CLOSED_AFTER_MS`.
 """
 
 
@@ -301,7 +301,7 @@ class History:
 
     @property
     def missing(self) -> list[MissingChunks]:
-        """The missing chunks of writers with a later chunk. No request."""
+        """The missing chunks that are followed by a later chunk of the same writer. No request."""
         return [
             MissingChunks(writer=writer, first=first, last=last)
             for writer in self.writers
@@ -332,7 +332,7 @@ class History:
         ]
 
     def read(self) -> Iterator[RawColumns | Gap | Damage]:
-        """Yield every record once, in chunks in the order of the history. Gaps and damage are at their positions.
+        """Yield every record once, in chunks in the order of the history. Also yields gaps and damage in order.
 
         Raises `Unavailable` if a store does not answer and no other store has a valid copy of the chunk. Raises
         `Unsupported` for chunks of a newer release. One GET per chunk, and one more per invalid copy. Memory holds one

@@ -3,8 +3,8 @@
 No input of a producer raises an error here. A bad record is rejected with its reason and never stops other records
 (docs/architecture/README.md, rule 7).
 
-`typed_records` is the main function. It converts *plain* records column by column (`plain_records`) and all other
-records one by one (`one_by_one`).
+`typed_records` is the main function. `typed_records` converts *plain* records column by column (`plain_records`) and
+all other records one by one (`one_by_one`).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from storage_core.data.rows.vectors import faults, fitting, is_vector, type_text
 # Plain forms of rows. Each type has a regular expression and a conversion of matching text to a column. Arrow's JSON
 # reader and `one_by_one` read matching text as the same value. The expressions exclude text that Arrow and `one_by_one`
 # read differently. So a plain whole number has no sign before a zero, and its number of digits fits its type. A plain
-# fraction does not overflow. A plain date exists. A plain escape is not a surrogate. A plain time is in UTC. Only the
-# tags of dates, times and decimals are plain (`formats.raw_fields`). Excluded text can be valid, and `one_by_one` reads
-# this text.
+# fraction does not overflow. A plain date is an existing calendar date. A plain escape is not a surrogate. A plain time
+# is in UTC. Only dates, times and decimals can have a plain tag (`formats.raw_fields`). Excluded text can be valid,
+# and `one_by_one` reads this text.
 
 
 TAGGED = r'\{"\$(?:date|timestamp|local|decimal)":("[^"\\]*")\}'
-"""A pattern for a tagged value whose text is also plain without the tag.
+"""A pattern for a tagged value. Without the tag, the text of the value is plain too.
 
 The pattern cannot match inside a text, because each quote in a text follows a backslash.
 """
@@ -153,7 +153,7 @@ def _own_form(type_: pa.DataType) -> ValueForm | None:
 def _whole(bits: int) -> str:
     """Return a pattern for whole numbers with this number of bits.
 
-    The pattern may not match a number that has the same number of digits as the greatest number.
+    The pattern does not match all numbers that have as many digits as the greatest number.
     """
     greatest = str(2 ** (bits - 1) - 1)
     shorter = _digits(len(greatest) - 1)
@@ -204,7 +204,7 @@ def _decimal_form(type_: pa.DataType) -> ValueForm:
 
 
 def _list_form(type_: pa.DataType) -> ValueForm | None:
-    """Return the form of lists of types that JSON supports directly. Text in such a list is never converted."""
+    """Return the form of lists of types that JSON supports directly. Text in a list of this form is never converted."""
     inner = _own_form(type_.value_type)
     if inner is None:
         return None
@@ -225,8 +225,8 @@ def _as_read(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 # Plain records of a raw log, converted column by column without a step per record.
-# This path converts records that certainly fit, with the same result as `one_by_one`. It never rejects a record, and
-# leaves every uncertain record to `one_by_one`.
+# The fast path converts records that certainly fit, with the same result as `one_by_one`. The fast path never rejects a
+# record, and leaves every uncertain record to `one_by_one`.
 
 
 _TAG = '{"$'
@@ -282,7 +282,7 @@ def _matching(texts: pa.ChunkedArray, form: RowForm) -> Mask:
 def _read(records: pa.Table, form: RowForm) -> pa.Table | None:
     """Return the fields that Arrow reads.
 
-    Return None if Arrow refuses the text. The reason is a plain record that has a name twice.
+    Return None if Arrow refuses the text. Arrow refuses the text if a plain record has the same name twice.
     """
     texts = records.column("fields").combine_chunks()
     if not len(texts):
@@ -373,7 +373,8 @@ def _assembled(records: pa.Table, read: pa.Table, form: RowForm, schema: pa.Sche
 def _given(records: pa.Table, form: RowForm, target: pa.Schema) -> pa.Array:
     """Return for each patch the columns that it sets.
 
-    Maps are never plain. So no map is merged, and a patch replaces each column that it sets.
+    A record with a map is never converted as a plain record. So no map is merged, and a patch replaces each column that
+    it sets.
     """
     patches = np.flatnonzero(_as_mask(pc.equal(records.column("operation"), "patch")))
     texts = records.column("fields").take(pa.array(patches))
@@ -445,8 +446,8 @@ def typed_records(
 
     Every value is converted exactly, or rejected.
 
-    `data.rows.incoming` converts the values. It reads dates and times from text. A text of decimal digits becomes a
-    decimal, because JSON has no decimals. A record is rejected for any of these faults:
+    `data.rows.incoming` converts the values. `data.rows.incoming` reads dates and times from text. A text of decimal
+    digits becomes a decimal, because JSON has no decimals. A record is rejected for any of these faults:
 
     - fields that are not in the format of the raw log
     - a column that the schema lacks

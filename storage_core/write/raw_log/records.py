@@ -1,4 +1,4 @@
-"""Records of producers. They are checked and converted to text before the first write.
+"""Records of producers. The writer checks the records and converts them to text before the first write.
 
 See docs/architecture/ingestion.md, "Records".
 """
@@ -32,8 +32,8 @@ MAX_ID_BYTES = 256
 class RawLimits:
     """Limits of segments and chunks, and of the backlog of an optional store.
 
-    - `segment_bytes`, `segment_ms`: a segment ends before a chunk would make it larger than `segment_bytes`. It also
-      ends at the first append after `segment_ms`.
+    - `segment_bytes`, `segment_ms`: a segment ends before a chunk would make it larger than `segment_bytes`. A segment
+      also ends at the first append after `segment_ms`.
     - `chunk_bytes`: maximum size in bytes of the records in a chunk, before compression.
     - `backlog_bytes`: maximum number of pending bytes for an optional store. Further chunks are not sent to this store.
     - `close_wait_ms`: maximum time in ms that `close` waits for pending chunks.
@@ -61,9 +61,9 @@ class RawRecord:
     """One record of a producer: an operation on one row of a table.
 
     `fields` are the values of the row by column. A put and a reset have all fields. A patch has the changed fields and
-    the key. A delete has the key. `key` is the producer's name for the row. It helps people who read the log. If
-    several records have the same `id`, a table takes only one of them. This also holds across writers and appends
-    (docs/architecture/ingestion.md).
+    the key. A delete has the key. `key` is the producer's name for the row. The key helps people who read the log. If
+    several records have the same `id`, a table takes only one of them. A table also takes only one record per `id` if
+    several writers or appends send the record (docs/architecture/ingestion.md).
     """
 
     table: str

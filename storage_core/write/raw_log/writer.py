@@ -114,9 +114,9 @@ class MandatoryStores:
         raise Fenced(f"{store.uri}: {key} is a chunk of another writer with the same id. {OPEN_ANOTHER}", key=key)
 
 
-# Optional stores of a raw log. Chunks are sent to them as best effort, and no caller waits for an optional store.
-# A separate thread sends the offered chunks in order. The bytes of pending chunks are limited. A chunk above the limit
-# is counted but not sent to this store. A reader gets missing chunks of one store from another store
+# Optional stores of a raw log. Chunks are sent to optional stores as best effort, and no caller waits for an optional
+# store. A separate thread sends the offered chunks in order. The bytes of pending chunks are limited. A chunk above the
+# limit is counted but not sent to this store. A reader gets missing chunks of one store from another store
 # (`raw_log.history`).
 
 
@@ -128,8 +128,8 @@ class StoreReport:
     """The number of chunks that one writer sent to one store, by outcome. The count begins when the writer is opened.
 
     `failed` counts the chunks that an optional store did not keep. These are refused chunks, chunks without an answer,
-    and chunks above the limit of pending bytes. `pending` counts the chunks that are not sent yet. Both numbers are 0
-    for a mandatory store, because the writer ends if a mandatory store does not keep a chunk.
+    and chunks above the limit of pending bytes. `pending` counts the chunks that are not sent yet. For a mandatory
+    store, `last_failures` and `pending` are 0, because the writer ends if a mandatory store does not keep a chunk.
     """
 
     uri: str
@@ -205,7 +205,7 @@ class OptionalStore:
                 self._turn.wait_for(lambda: self._waiting or self._closed)
                 if self._closed:
                     return
-                key, data = self._waiting[0]  # stays in the queue until it is sent, so that `drain` waits for it
+                key, data = self._waiting[0]  # a chunk stays queued until it is sent, so `drain` waits
             error = self._attempt(key, data)
             with self._turn:
                 self._waiting.popleft()
@@ -277,7 +277,7 @@ class _Segment:
 
 
 class RawWriter:
-    """Writer of records under one id. It is safe for any number of threads. The calls of these threads share chunks.
+    """Writer of records under one id, safe for any number of threads. The calls of these threads share chunks.
 
     If no chunk is in flight, a call sends all waiting records as one chunk. The other calls wait for this chunk.
     So slower stores lead to larger chunks. Chunk n + 1 is sent when every mandatory store has chunk n. In a child

@@ -2,10 +2,10 @@
 
 `find` looks up keys in generations. `capture` reads the unmerged records of all regions into memory, one region at a
 time. `region_positions` returns the read positions of all regions. Other processes can use these positions later
-(docs/architecture/ingestion.md, "Paged reading"). A read position contains no records. It contains the version of the
-region's manifest with the generations, and the range of later WAL entries. The manifest, the generations and the
-entries are immutable. So a later reader with the same position reads the same records, until the collector deletes
-them.
+(docs/architecture/ingestion.md, "Paged reading"). A read position contains no records. A read position contains the
+version of the region's manifest with the generations, and the range of later WAL entries. The manifest, the generations
+and the entries are immutable. So a later reader with the same position reads the same records, until the collector
+deletes them.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def find(
     The records are in the order of their acknowledgement, one table per WAL entry or data file. The newest generation
     is searched first. If a record contains the whole row of a key, no older generation is searched for this key.
 
-    The filter and the index only save work. If one of them is missing or damaged, all records of the generation are
-    read. Filters, indexes and entries in `kept` are not read again. `kept` caches filters and indexes. Entries are not
-    cached, because the manifest of the generation has no checksum of entries.
+    The filter and the index only save work. If the filter or the index is missing or damaged, all records of the
+    generation are read. Filters, indexes and entries in `kept` are not read again. `kept` caches filters and indexes.
+    Entries are not cached, because the manifest of the generation has no checksum of entries.
 
     Args:
         wanted: a table of the key columns, in key order and with the types of the key.
@@ -213,8 +213,8 @@ def _taken(held: Generation, records: pa.Table, rows: Rows) -> pa.Table:
 
 
 def _beyond(held: Generation, what: str) -> Corrupt:
-    # A read of all records, in place of this error, would hide a forged index. It would also hide a writer defect that
-    # omits other keys from the index.
+    # If the lookup read all records and raised no error, a forged index would stay hidden. A writer defect that omits
+    # other keys from the index would also stay hidden.
     where = file_key(held, INDEX_FILE)
     return Corrupt(f"{where}: the key index of generation {held.generation} names {what}", key=where)
 
@@ -415,9 +415,9 @@ def _with_tail(
 ) -> tuple[RegionManifest | None, list[Logged]]:
     """Return the newest manifest, and all log entries after its replay point, up to the end of the log.
 
-    Manifest and log are read concurrently. The log or the manifest may be the older one. This is correct, because no
-    entry is deleted while a reader may need the entry. The log may have been read from another start. It is then used
-    only if it has all entries after the manifest's replay point.
+    Manifest and log are read concurrently. The log may be older or newer than the manifest. The result is correct,
+    because no entry is deleted while a reader may need the entry. The log may have been read from another start. A log
+    read from another start is used only if the log has all entries after the manifest's replay point.
     """
     if after is None:
         manifest = newest()

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 # Functions of region expressions with results that can be far larger than the arguments.
 #
 # `repeat('x', 2000000000)` creates two gigabytes. No limit of DuckDB prevents this. DuckDB does not count the output of
-# one call for one batch, and cannot interrupt the call. So the expression must contain the size of such a result as a
+# one call for one batch, and cannot interrupt the call. So the expression must contain the size of a large result as a
 # literal number. The product of these numbers in one expression must be small.
 
 
@@ -84,7 +84,7 @@ _SHORT = words("""
 def check_growth(tree: Any, text: str, *, most: int) -> None:
     """Raise `InvalidInput` if the functions of a tree can create more than `most` times the size of a row.
 
-    A row counts as one unit, because it has at least eight bytes. A literal counts by its length in units of eight
+    A row counts as one unit of eight bytes, because no row is smaller. A literal counts by its length in units of eight
     bytes. The length of a result is the sum of the argument lengths times the factor of the function.
     """
     made = _Made(text)
@@ -313,7 +313,7 @@ def _truncated(column: pa.Array, width: int) -> pa.Array:
     if not pa.types.is_integer(column.type):
         return pc.utf8_slice_codeunits(column, 0, width)
     values = column.fill_null(0).to_numpy()
-    remainder = np.mod(values, np.int64(width))  # never negative, so the difference is the floor
+    remainder = np.mod(values, np.int64(width))  # the remainder is never negative, so the difference is the floor
     # The lowest multiples are below the 64-bit range. Values near the limit share the lowest value.
     floors = np.where(values < _LEAST + remainder, np.int64(_LEAST), values - remainder)
     return pa.array(floors, mask=column.is_null().to_numpy(zero_copy_only=False))

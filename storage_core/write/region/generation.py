@@ -1,21 +1,21 @@
 """Readers of generations (docs/architecture/ingestion.md, "Memtable and generations").
 
-A generation is an immutable set of records of a region. Its directory is `<8 hex>_gen_<i>/` and contains
-`_manifest.json`. A directory counts only if the manifest of the region contains it. Every flush attempt creates a new
-directory. There are three kinds of generations:
+A generation is an immutable set of records of a region. The directory of a generation is `<8 hex>_gen_<i>/` and
+contains `_manifest.json`. A directory counts only if the manifest of the region contains it. Every flush attempt
+creates a new directory. There are three kinds of generations:
 
-- A *flushed* generation comes from the writer. Its manifest references WAL entries instead of copying them.
-  `bloom_filter.bin` excludes keys that the generation does not contain. `key_index.arrow` maps a key to the entries
-  and rows that may have it (`region.captured_regions`).
-- A *distributed* generation comes from a raw log (`write.region.router`) and was never in the WAL. Its records are in
-  `records.arrow`. It has no key index.
-- A *sorted* generation replaces several generations (`write.region.generation_write`). Its records are in
-  `records.arrow`, in key order. It has no key index.
+- A *flushed* generation comes from the writer. The manifest of a flushed generation references WAL entries instead of
+  copying them. `bloom_filter.bin` excludes keys that the generation does not contain. `key_index.arrow` maps a key to
+  the entries and rows that may have it (`region.captured_regions`).
+- A *distributed* generation comes from a raw log (`write.region.router`) and was never in the WAL. The records of a
+  distributed generation are in `records.arrow`. A distributed generation has no key index.
+- A *sorted* generation replaces several generations (`write.region.generation_write`). The records of a sorted
+  generation are in `records.arrow`, in key order. A sorted generation has no key index.
 
 The data file of a sorted generation is a sequence of chunks. Each chunk is an Arrow IPC stream like a data file of
 `data.formats.arrow_files`, and can be read without other chunks. The generation's manifest contains the offset, the
-checksum and the key bounds of each chunk. A lookup uses binary search to find the chunks that may contain a key. It
-reads only these chunks (docs/architecture/ingestion.md, "Raw log").
+checksum and the key bounds of each chunk. A lookup uses binary search to find the chunks that may contain a key. A
+lookup reads only the chunks that may contain the key (docs/architecture/ingestion.md, "Raw log").
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ A chunk has a few hundred KB. A read of a chunk from a store takes about as long
 CHUNKS_AT_ONCE = 8
 """The number of chunks that a sequential read fetches with one request.
 
-They contain about one page of a history (`read.history`).
+These chunks contain about one page of a history (`read.history`).
 """
 
 
@@ -389,7 +389,7 @@ def there(generation: Generation, where: str) -> Iterator[None]:
 
 
 def read_entry(store: ObjectStore, generation: Generation, entry: int, kept: KeptValues = NOTHING) -> pa.Table:
-    """Return the records of one WAL entry of the generation. One GET unless `kept` has it.
+    """Return the records of one WAL entry of the generation. One GET, or no request if the entry is in `search_cache`.
 
     Raise the errors of `read_records`.
     """
@@ -407,7 +407,7 @@ def read_entry(store: ObjectStore, generation: Generation, entry: int, kept: Kep
 def read_filter(
     store: ObjectStore, generation: Generation, cached: CachedPieces = NOT_CACHED
 ) -> key_hashes.BloomFilter:
-    """Return the Bloom filter of the generation. One GET unless it is cached.
+    """Return the Bloom filter of the generation. One GET, or no request if the filter is cached.
 
     Raises `NotFound`, or `Corrupt` if the file is damaged or is the filter of another generation.
     """
@@ -457,7 +457,7 @@ def _vouched(store: ObjectStore, where: str, expected: str | None, cached: Cache
     return cached.made(store.uri, where, "", Piece(0, None, expected), fetch=fetch)
 
 
-# The bounds of generations exclude base splits and wanted keys. It works on columns, not on single values.
+# The bounds of generations exclude base splits and wanted keys. The comparison works on columns, not on single values.
 
 
 Bounds = Mapping[str, tuple[pa.Array, pa.Array]]
@@ -468,8 +468,8 @@ def may_overlap(
 ) -> pa.BooleanArray:
     """Return for each split in a table of splits (`FILES_SCHEMA`) whether it may contain a key of a generation.
 
-    The result is False only if each generation has a key column that excludes the split. In such a column, the
-    generation's range is outside the range of the split. A bound that is missing or invalid excludes no split. No
+    The result is False only if each generation has a key column that excludes the split. In the excluding key column,
+    the generation's range is outside the range of the split. A bound that is missing or invalid excludes no split. No
     request.
     """
     types = {name: schema.field(name).type for name in key}

@@ -128,7 +128,7 @@ def with_segments(
 
 
 def covered_name(generation: Generation) -> str:
-    """Return the name of the generation's whole rows in segments and translations."""
+    """Return the name by which segments and translations refer to the whole rows of the generation."""
     return f"{keys.REGIONS_PREFIX}{generation.region}/{generation.path}"
 
 
@@ -195,9 +195,9 @@ def write(
     ids: Ids,
     context: SplitContext | None = None,
 ) -> Generation:
-    """Write the memtable as a generation to a new directory. The generation is durable when this returns. Three PUTs.
+    """Write the memtable as a generation to a new directory. The generation is durable on return. Three PUTs.
 
-    `context` is the context of the table. If it is given, each maintained index adds one PUT for its segment
+    `context` is the context of the table. If `context` is given, each maintained index adds one PUT for its segment
     (`with_segments`). The generation counts only after the region's manifest contains the generation. Raises
     `CommitUnknown` if the store does not report the outcome.
     """
@@ -311,10 +311,10 @@ def _create(store: ObjectStore, key: str, data: bytes, clock: Clock) -> None:
 class SortingTerms:
     """The thresholds for sorting a region, and the maximum size of one sort.
 
-    A region needs a sort if it has more than `generations` unsorted generations. It also needs a sort if its unsorted
-    generations have more than `size_bytes`. A sort takes the oldest generations, up to about `run_records` records and
-    `run_bytes`. It takes at least one generation. Sizes in bytes are sizes of records in memory. A task holds the
-    records of one sort in memory, or two copies during the fold.
+    A region needs a sort if it has more than `generations` unsorted generations. A region also needs a sort if its
+    unsorted generations have more than `size_bytes`. A sort takes the oldest generations, up to about `run_records`
+    records and `run_bytes`. A sort takes at least one generation. Sizes in bytes are sizes of records in memory. A task
+    holds the records of one sort in memory, or two copies during the fold.
     """
 
     generations: int = 30
@@ -328,7 +328,7 @@ DEFAULT_TERMS = SortingTerms()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortingWork:
-    """One planned sort: consecutive unsorted generations of a region. Travels as JSON, without `record_bytes`.
+    """One planned sort: consecutive unsorted generations of a region. The JSON form of the plan omits `record_bytes`.
 
     `record_bytes` is the size of the records in memory.
     """
@@ -370,9 +370,9 @@ class SortingWork:
 class SortingResult:
     """The uncommitted output of a sort.
 
-    It has the directory, the number of records, and the bytes of the records in memory.
+    The output is described by the directory, the number of records, and the bytes of the records in memory.
 
-    Travels as JSON.
+    The result is sent as JSON.
     """
 
     path: str
@@ -450,8 +450,8 @@ def _run(opened: Iterator[Generation], terms: SortingTerms) -> list[Generation]:
 def execute_sort(store: ObjectStore, work: SortingWork, *, clock: Clock, ids: Ids) -> SortingResult:
     """Fold the generations of the work and write one generation.
 
-    The new generation is durable when this returns, but no object refers to this generation yet. Raises `Corrupt` for a
-    damaged generation, or `CommitUnknown`. Files that were written before an error are orphans.
+    The new generation is durable when the function returns, but no object refers to this generation yet. Raises
+    `Corrupt` for a damaged generation, or `CommitUnknown`. Files that were written before an error are orphans.
 
     Cost:
         One GET per manifest, WAL entry and data file of the generations, and three PUTs. From `SEGMENT_ROWS` records

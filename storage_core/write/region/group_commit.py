@@ -52,9 +52,9 @@ class Call:
 class Backlog:
     """The unfinished calls of a writer, by state and in order.
 
-    `asking` calls wait until the limits allow them. `queue` calls wait for an entry, and `writing` calls are in the
-    current entry. Some rows given with `durable=False` may be lost. `unheard` counts the lost rows whose loss was not
-    yet reported to a caller.
+    Calls in `asking` wait until the limits allow them. Calls in `queue` wait for an entry, and calls in `writing` are
+    in the current entry. Some rows given with `durable=False` may be lost. `unheard` counts the lost rows whose loss
+    was not yet reported to a caller.
     """
 
     options: WriterOptions
@@ -199,7 +199,8 @@ def warn_when_dropped(writer: object, backlog: Backlog, name: str, home: HomePro
     weakref.finalize(writer, _warn_dropped, backlog, name, home).atexit = False
 
 
-# These two functions take no lock. They may run in a thread that holds the lock of the writer.
+# These two functions take no lock. `_say_lost` and `_warn_dropped` may run in a thread that holds the lock of the
+# writer.
 def _say_lost(backlog: Backlog, name: str, home: HomeProcess) -> None:
     rows = backlog.unheard_rows
     if rows and home.is_here:
@@ -226,7 +227,7 @@ T = TypeVar("T")
 
 
 class Log(Protocol):
-    """Destination of entries. One thread at a time uses it."""
+    """Destination of entries. Only one thread at a time uses the log."""
 
     @property
     def name(self) -> str:
@@ -257,7 +258,7 @@ class Log(Protocol):
 
 
 class GroupCommit:
-    """A writer for calls from any threads. It writes the calls in the order of arrival, with many calls per entry.
+    """A writer for calls from any threads. Calls are written in the order of arrival, with many calls per entry.
 
     A refused call does not affect other calls. All calls of an entry have the outcome of the entry. In a copy of the
     process, every call raises `CopiedProcess` before it takes a lock. The reason is that the thread with the lock may
@@ -344,7 +345,7 @@ class GroupCommit:
                 self._finish(calls)
         except TidemarkError as error:
             failed = error
-        finally:  # This also runs after an interruption, because no thread may remain.
+        finally:  # The cleanup also runs after an interruption, because no thread may remain.
             with self._lock:
                 if self._stopped is None:
                     self._stop(failed or closed)
@@ -523,7 +524,7 @@ class GroupCommit:
             return False
 
     def _linger_ms(self) -> int | None:
-        """Return the remaining time in ms for which the oldest call can wait for further calls. None without a call."""
+        """Return the remaining time in ms that the oldest call can wait for more calls, or None if no call waits."""
         backlog = self._backlog
         if not backlog.queue:
             return None

@@ -1,10 +1,10 @@
 """Regions with an idle writer. A merge flushes the rows of these regions (docs/architecture/ingestion.md, "Merge").
 
-A writer does not announce its end, so the merge measures the idle time. A region is idle if its log has unflushed rows.
-Its last log entry and its manifest must also be older than the table's `idle_after`. The store's clock measures the
-age. Idle time only decides when a merge flushes the region. The merge claims the region like a writer, and so fences
-the earlier writer. If the earlier writer is alive, its next call detects the claim before it acknowledges a row. The
-earlier writer then claims the region again, writes its rows and continues (`region.writer`).
+A writer does not announce its end, so the merge measures the idle time. An idle region has unflushed rows in its log.
+The last log entry and the manifest of the region must also be older than the table's `idle_after`. The store's clock
+measures the age. Idle time only decides when a merge flushes the region. The merge claims the region like a writer, and
+so fences the earlier writer. If the earlier writer is alive, its next call detects the claim before it acknowledges a
+row. The earlier writer then claims the region again, writes its rows and continues (`region.writer`).
 
 The claim succeeds only if the known manifest is still the newest manifest. So the merge does not change a region that
 was claimed or flushed in the meantime. A region without rows in its log is not claimed, because a distributor may be
@@ -51,7 +51,7 @@ _logger = logging.getLogger(__name__)
 class MergeDue:
     """The tasks of a merge: regions to flush first, and pending generations.
 
-    The length is the number of regions to flush plus the number of works.
+    The length is the number of regions to flush plus the number of planned merge tasks.
 
     `silent_in_ms` is the time until another region may become idle. `silent_in_ms` is None if no other region has
     entries in its log.
@@ -62,7 +62,7 @@ class MergeDue:
     silent_in_ms: int | None = None
 
     def __len__(self) -> int:
-        """Return the number of regions to flush plus the number of works."""
+        """Return the number of regions to flush plus the number of planned merge tasks."""
         return len(self.idle) + len(self.works)
 
 
@@ -197,7 +197,7 @@ class Waiting:
 
 
 def waiting(store: ObjectStore, snapshot: Snapshot) -> Waiting:
-    """Return the work that the snapshot has not merged. Only the first `MOST_REGIONS` regions by id are checked.
+    """Return the pending merge work of the snapshot. Only the first `MOST_REGIONS` regions by id are checked.
 
     Cost:
         No request for an append table. Otherwise the requests of `known_regions`, and, per region, about three requests
@@ -237,7 +237,7 @@ def _look(store: ObjectStore, snapshot: Snapshot, manifest: RegionManifest | Non
 
 
 def _first_entry(store: ObjectStore, manifest: RegionManifest) -> str:
-    """Return the key of the first WAL entry with rows after the generations. Raise `NotFound` if there is none."""
+    """Return the key of the first WAL entry with rows after the generations. Raise `NotFound` if no entry has rows."""
     region, after = manifest.region_id, manifest.replay_after_wal_id
     for entry in range(after + 1, after + 1 + MOST_CLAIMS):
         if not wal.read(store, region, entry).entry.is_sentinel:

@@ -187,7 +187,8 @@ class Hint:
 
     One search finds the newest manifest of a region, and the other finds the end of its log.
 
-    Both values may be wrong. `version=0` means an unknown version. `replay_after=None` means an unknown end of the log.
+    Both start points may be wrong. `version=0` means an unknown version. `replay_after=None` means an unknown end of
+    the log.
     """
 
     version: int = 0
@@ -222,7 +223,7 @@ def _listed_version(store: ObjectStore, region: str) -> int:
 
 
 def read_hint(store: ObjectStore, region: str) -> Hint:
-    """Return the hint of the region. If it is missing or torn, return a hint with unknown values. One GET."""
+    """Return the hint of the region. If the hint is missing or torn, return a hint with unknown values. One GET."""
     try:
         blob = store.get(keys.region_hint_key(region))
     except NotFound:

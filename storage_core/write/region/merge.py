@@ -65,10 +65,10 @@ from storage_core.write.region.merge_work import (
 )
 from storage_core.write.region.spec import known_manifests
 
-# The primary-key index returns candidate rows of the base. It is used if this costs less than reading the keys
-# (decision 0021). Without the index, a merge reads the key columns of every split that may contain one of its keys. If
-# few records are spread over many splits, most of these reads find nothing. The index then returns the splits and rows
-# to read. With many records, most of the keys are needed anyway, and the index is not used.
+# The primary-key index returns candidate rows of the base. A merge uses the index if the index costs less than reading
+# the keys (decision 0021). Without the index, a merge reads the key columns of every split that may contain one of its
+# keys. If few records are spread over many splits, most of these reads find nothing. The index then returns the splits
+# and rows to read. With many records, most of the keys are needed anyway, and the index is not used.
 
 
 def with_index(snapshot: Snapshot, works: Sequence[MergeWork]) -> list[MergeWork]:

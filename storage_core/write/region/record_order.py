@@ -3,8 +3,8 @@
 The module sorts records of one region by a column, and removes records that are older than the row of their key. The
 region must be claimed, so no other process writes to it. The row of a key is the row that a read at `latest` returns.
 This read includes the base and the unmerged generations of the region. A landed delete stores its order in the
-generation. So an older put of a later file has no effect until a merge applies the delete. After the merge, the order
-of the delete is unknown.
+generation. A put with an older order may arrive in a later file. This put has no effect until a merge applies the
+delete. After the merge, the order of the delete is unknown.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ wait until the segment is written.
 class WriterOptions:
     """The settings of one writer. Sizes in bytes are sizes of records in memory. Durations are milliseconds.
 
-    - `durable`: the default for calls that do not set `durable`. If it is True, a call returns only when its rows are
-      durable.
+    - `durable`: the default for calls that do not set `durable`. If `durable` is True, a call returns only when its
+      rows are durable.
     - `entry_bytes`, `linger_ms`: rows given with `durable=False` are written when they reach this number of bytes or
       this age. A WAL entry contains the rows of several calls, up to `entry_bytes`. A larger call becomes a separate
       entry.
@@ -66,8 +66,8 @@ class WriterOptions:
       waiting calls. A call above a limit raises `Overloaded`.
 
     An empty writer always accepts one call, even a call above the limits. So a writer holds at most `refuse_bytes`,
-    `flush_bytes` and one entry in memory. During a flush it also holds the key index of the memtable. For a table with
-    indexes it also holds a folded copy of the memtable and the new index data.
+    `flush_bytes` and one entry in memory. During a flush a writer also holds the key index of the memtable. For a table
+    with indexes, a flushing writer also holds a folded copy of the memtable and the new index data.
     """
 
     durable: bool = True
@@ -325,8 +325,8 @@ class Following:
 class KeyRuns:
     """The positions of all added rows, counted from 0, by the hash of their key.
 
-    If a run is not longer than the next run, the two runs become one run. This is like the carry of a binary counter.
-    So n additions leave about log2(n) runs, and each row is sorted about log2(n) times.
+    If a run is not longer than the next run, the two runs become one run. The merging of runs is like the carry of a
+    binary counter. So n additions leave about log2(n) runs, and each row is sorted about log2(n) times.
     """
 
     _runs: list[tuple[Hashes, Positions]] = field(default_factory=list)
@@ -427,7 +427,7 @@ class Memtable:
         return matching(found, wanted, self.key)
 
     def get(self, wanted: pa.Table) -> pa.Table:
-        """Return one record for each wanted key that has records. It combines all records of the key in order."""
+        """Return one record for each wanted key with records. The record combines all records of the key in order."""
         return fold.fold(self.find(wanted), self.key)
 
     def _rows_at(self, positions: Positions) -> Iterator[pa.Table]:

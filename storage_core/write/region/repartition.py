@@ -59,7 +59,7 @@ def change_regions(log: TransactionLog, fields: tuple[RegionField, ...], *, quar
         InvalidInput: the fields cannot divide the table.
         CommitConflict: other processes committed changes of the same rows in every attempt.
 
-    It also raises the errors of the merge and of `close_regions`.
+    The function also raises the errors of the merge and of `close_regions`.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         snapshot = log.snapshot()
@@ -146,18 +146,18 @@ def close_regions(
 
     Return the progress that the merges of these regions must reach.
 
-    After this, no row can be added to the regions, and no region can be added to the spec. The call claims each region
-    and so fences its writer. Then it flushes the log and marks the region as closed in the manifest. Every acknowledged
-    row is then in a generation. A second call changes nothing. Raises `Unavailable` if other processes claim a region
-    in every attempt. About 15 requests per region.
+    After the call, no row can be added to the regions, and no region can be added to the spec. The call claims each
+    region and so fences the region's writer. Then the call flushes the log and marks the region as closed in the
+    manifest. Every acknowledged row is then in a generation. A second call changes nothing. Raises `Unavailable` if
+    other processes claim a region in every attempt. About 15 requests per region.
     """
     spec = snapshot.config.region_spec
     close_region = partial(_close, store, snapshot, successor=successor, clock=clock, ids=ids)
     if not spec.fields:
         return (close_region(only_region(snapshot.table_id, spec)),)
     # The manifest of the closing region also marks the spec as closed, in case the registry is lost. If the registry is
-    # lost, another process may add a region before this manifest is written. The second call of `close` also returns
-    # such a region (decision 0010).
+    # lost, another process may add a region before this manifest is written. The second call of `close` also returns a
+    # region that was added in this time (decision 0010).
     closing = closing_region(snapshot.table_id, spec)
     close = partial(close_spec, store, closing, successor, clock=clock, ids=ids)
     close()

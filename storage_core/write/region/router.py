@@ -1,7 +1,7 @@
 """Writers for all regions of a table, for callers and for a distributor of a raw log.
 
-`RoutingWriter` writes each row to the region of its key. It is for tables with a region spec that has fields
-(docs/architecture/ingestion.md, "Regions"). `open_writer` returns the writer for a table.
+`RoutingWriter` writes each row to the region of its key. `RoutingWriter` is for tables with a region spec that has
+fields (docs/architecture/ingestion.md, "Regions"). `open_writer` returns the writer for a table.
 
 A distributor writes rows of the raw log as a generation of a region, exactly once (lesson 03). The manifest of the
 region contains the offset of the raw log. One PUT adds the generation and moves the offset past the chunks of the
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 
 class RoutingWriter:
-    """Writer to all regions of a keyed table, or to one of them. Threads of one process can share it.
+    """Writer to all regions of a keyed table, or to one of them. Threads of one process can share the writer.
 
     - A call groups its rows by region and writes one WAL entry per region, one region after the other. All rows of a
       call are checked before the first write.
@@ -134,7 +134,7 @@ class RoutingWriter:
 
     @checked
     def delete(self, keys: Keys, *, durable: bool | None = None) -> None:
-        """Delete rows by key. The deletes are durable when this returns. One PUT per region."""
+        """Delete rows by key. The deletes are durable when the call returns. One PUT per region."""
         self._each(self._builder.deletes(keys), durable)
 
     def sync(self) -> None:
@@ -248,7 +248,7 @@ class RoutingWriter:
 TableWriter: TypeAlias = RegionWriter | RoutingWriter
 """The result of `Table.writer`.
 
-Both types have `put`, `patch`, `reset`, `delete`, `sync`, `flush`, `close`, `metrics`.
+`RegionWriter` and `RoutingWriter` have `put`, `patch`, `reset`, `delete`, `sync`, `flush`, `close`, `metrics`.
 """
 
 

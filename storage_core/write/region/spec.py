@@ -343,8 +343,8 @@ def _type_text(type_: pa.DataType) -> str:
 # `_mem_wal/_regions.json` contains every region of a spec with fields, and every manual region. The region of a whole
 # table needs no entry. A region is added by compare-and-swap *before* its first manifest is written. So every
 # acknowledged row is in a region of the registry. The registry also contains the closed specs, to which no region can
-# be added. A change of the spec closes the previous spec (decision 0010). The registry is derived data. If it is lost
-# or torn, it is rebuilt from the manifests of the regions. A listing finds the directories of the regions.
+# be added. A change of the spec closes the previous spec (decision 0010). The registry is derived data. A lost or torn
+# registry is rebuilt from the manifests of the regions. A listing finds the directories of the regions.
 
 
 _logger = logging.getLogger(__name__)
@@ -458,8 +458,8 @@ def closed_region(region: str, spec_id: int, successor: int) -> RegionClosed:
 def rebuilt(store: ObjectStore) -> Registry:
     """Return a registry that is rebuilt from the regions.
 
-    It has all regions with a manifest, and all closed specs. The manifest of a closed region shows that its spec is
-    closed.
+    The registry has all regions with a manifest, and all closed specs. The manifest of a closed region shows that its
+    spec is closed.
 
     The field values are unknown, so lookups do not exclude these regions until the next claim. Raises `Corrupt` with
     the name of an unreadable manifest. One LIST and about three requests per region.

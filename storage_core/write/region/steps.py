@@ -46,8 +46,9 @@ def run_merge(job: JobRun[Merge]) -> JobReport:
 
     First the driver flushes the rows of idle writers (`region.idle`). A region with a damaged log does not stop the
     merge of other regions. The `Corrupt` error of this region is raised after the merge. With `quarantine`, records of
-    keys that cannot be applied are quarantined. No other maintenance step quarantines such records. A run merges up to
-    about a million records per region. Run the step again until it reports that there is nothing to do.
+    keys that cannot be applied are quarantined. No other maintenance step quarantines records that cannot be applied. A
+    run merges up to about a million records per region. Run the step again until it reports that there is nothing to
+    do.
 
     Raises:
         Held: another run merges this table.

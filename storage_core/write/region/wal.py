@@ -7,9 +7,10 @@ the sentinel. A writer reads the manifest only after a collision. Therefore ever
 sentinel and is replayed. An append costs one PUT and no other request.
 
 After a collision, the writer reads the entry at this number. The writer can skip an entry of a lower epoch. An entry
-with the same epoch from another process comes from a copy of the process. A fork() or a restored machine makes such a
-copy. If the writer finds such an entry, the writer ends, because the rows of the entry are acknowledged. If this writer
-flushed and moved the replay point past the entry, these rows would never be replayed (decision 0011).
+with the same epoch from another process comes from a copy of the process. A fork() or a restored machine creates such a
+copy of the writer's process. If the writer finds such an entry, the writer ends, because the rows of the entry are
+acknowledged. If this writer flushed and moved the replay point past the entry, these rows would never be replayed
+(decision 0011).
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Logged:
 class WalAppender:
     """Appends the entries of one writer under one epoch. The next put uses the number `next_id`.
 
-    The appender is not safe for concurrent use. `RegionWriter` calls it from one thread at a time.
+    The appender is not safe for concurrent use. `RegionWriter` calls the appender from one thread at a time.
     """
 
     store: ObjectStore
@@ -257,7 +258,8 @@ def _until_absent(store: ObjectStore, region: str, after: int, kept: KeptValues,
         for entry, logged in zip(numbers, entries, strict=True):
             if logged is None:
                 # Numbers have no gaps. If the next entry exists, this missing entry is a hole and not the end of the
-                # log. The only other reason is that both entries were written after the read of this entry.
+                # log. The only other possibility is that a writer wrote the missing entry and the next entry after the
+                # read of the missing entry.
                 later = entries[entry - first + 1 :]
                 if not (any(later) if later else exists(store, keys.wal_entry_key(region, entry + 1))):
                     return

@@ -1,4 +1,4 @@
-"""A region writer makes rows durable before each call returns. It fences every earlier writer of the region.
+"""A region writer makes rows durable before each call returns. The writer fences every earlier writer of the region.
 
 A writer claims its region with an epoch, which is a number that grows with every claim. Only the writer with the
 highest epoch can add rows. Example:
@@ -454,8 +454,9 @@ class RegionWriter:
       together before the call returns. If the call fails, none of these rows is acknowledged.
     - `durable=False`: the call returns before the rows are durable, and `sync` waits for durability. Until the rows are
       durable, only `scan` and `get` of this writer return the rows, and no search finds the rows.
-    - Late rows: the table may not accept a late row. The writer then quarantines the row with one more PUT, or drops
-      the row (docs/architecture/ingestion.md). This happens before the call returns. Deletes are never late.
+    - Late rows: the settings of a table can forbid a late row. The writer then quarantines the row with one more PUT,
+      or drops the row (docs/architecture/ingestion.md). The writer quarantines or drops the row before the call
+      returns. Deletes are never late.
     - Fencing: after another writer claims the region, the next call of this writer raises `WriterFenced`. Later rows of
       the fenced writer never become visible.
     - Merges: a merge claims a region that was idle for the table's `idle_after`. The next call of the writer then
@@ -613,7 +614,7 @@ class RegionWriter:
         self.write(self._builder.deletes(keys), durable)
 
     def sync(self) -> None:
-        """Wait until all rows of earlier calls are durable. Raise the error that prevents this (see the class)."""
+        """Wait until all rows of earlier calls are durable. Raise the error that prevents durability (see class)."""
         self._group.sync()
 
     def flush(self) -> int | None:

@@ -36,7 +36,7 @@ def changed_content(fault: GetFault, data: bytes, random: Random, swapped: Calla
 def changed_listing(
     fault: ListFault, found: Sequence[ObjectInfo], random: Random, page_keys: int
 ) -> Sequence[ObjectInfo]:
-    """Return the listing that a list returns instead of `found`. One page of the listing has `page_keys` keys."""
+    """Return the faulty listing that replaces `found`. One page of the listing has `page_keys` keys."""
     pages = [list(found[start : start + page_keys]) for start in range(0, len(found), page_keys)]
     match fault:
         case ListFault.REORDERED:

@@ -1,6 +1,6 @@
 """The faults of one request. Each kind of request has a fixed set of faults (lessons 01 to 05, 41, 49, 61).
 
-Every member has its own text. Members of text enumerations with equal texts would be equal, even in different classes.
+Every member has its own text. Without distinct texts, members of two text enumerations would be equal.
 """
 
 from __future__ import annotations
@@ -79,4 +79,4 @@ FAULTS: Mapping[RequestKind, type[Fault]] = {
 
 
 class Crash(BaseException):
-    """The process is dead. This is not an `Exception`, because error handlers must not catch it."""
+    """The process is dead. The class is not an `Exception`, because error handlers must not catch a crash."""

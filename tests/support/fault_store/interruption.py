@@ -19,7 +19,7 @@ class Interruption:
     def __init__(self, fail_at: int | None = None, counts: Callable[[RequestKind, str], bool] | None = None) -> None:
         self._fail_at = fail_at
         self._counts = counts
-        self._lock = threading.Lock()  # threads read manifests concurrently, and a lost count would move the failure
+        self._lock = threading.Lock()  # without the lock, a lost count would let a later request fail first
         self.requests = 0
 
     def __call__(self, kind: RequestKind, key: str) -> None:

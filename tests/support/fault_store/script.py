@@ -1,4 +1,4 @@
-"""The choice of the fault for a request, by a script or by chance from a seed. Both yield one `Step`."""
+"""The choice of the fault for a request, by a script or by chance from a seed. Each choice yields one `Step`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Chances:
         return next((fault for limit, fault in ladder if drawn < limit), None)
 
     def details(self, request: Request) -> Random:
-        """Return the random source for details of a fault: the bit, the order of a listing, or the other object."""
+        """Return the random source for details of a fault, which are the bit, the list order or the swapped object."""
         return Random(self._digest(request, "how"))
 
     def _digest(self, request: Request, what: str) -> bytes:
@@ -81,9 +81,9 @@ class Chances:
 
 
 class Fate:
-    """Numbers the requests of one process.
+    """Counter of the requests of one process.
 
-    It chooses the step of each request from the oldest matching script, or by chance.
+    The counter chooses the step of each request from the oldest matching script, or by chance.
 
     `trace` records all requests in order. Safe for any number of threads.
     """
@@ -101,7 +101,7 @@ class Fate:
             self._scripts.append(script)
 
     def clear_script(self) -> None:
-        """Drop all steps that have not happened yet. Faults by chance continue."""
+        """Drop all steps that have not happened yet. Faults that are chosen by chance continue."""
         with self._lock:
             self._scripts.clear()
 
@@ -119,13 +119,13 @@ class Fate:
         return request, step
 
     def details(self, request: Request) -> Random:
-        """Return the random source for the details of the request's fault."""
+        """Return the random source that decides the details of the request's fault."""
         return self._chances.details(request)
 
     def _scripted(self, request: Request) -> Step | None:
         for script in self._scripts:
             if script.steps and script.fits(request):
-                # The step is removed before it happens, because an act may make the same request.
+                # The step is removed before its function runs, because this function may make the same request.
                 return script.steps.pop(0)
         return None
 

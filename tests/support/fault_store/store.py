@@ -103,7 +103,7 @@ class FaultStore:
         self.on("put", key, *steps)
 
     def on(self, kind: RequestKind, key: str, *steps: Step) -> None:
-        """Apply these steps to the next requests of a kind whose key contains `key`, in order."""
+        """Apply these steps, in order, to the next requests of this kind for keys that contain `key`."""
         self._fate.add(Script(lambda request: request.kind == kind and key in request.key, list(steps)))
 
     def at(self, number: int, step: Step) -> None:

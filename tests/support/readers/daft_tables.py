@@ -2,7 +2,7 @@
 
 Usage: daft_tables.py delta|iceberg PLACE VERSIONS_AS_JSON. PLACE is the location of the Delta table, or of Iceberg's
 metadata. VERSIONS_AS_JSON contains pairs. Each pair contains a snapshot and the columns to read. For Delta, the program
-reads the newest version. It prints the rows of each pair as JSON.
+reads the newest version. The program prints the rows of each pair as JSON.
 """
 
 from __future__ import annotations
