@@ -183,7 +183,7 @@ class TableDeclaration(_Settings):
     )
     schedule: ScheduleDeclaration = Field(
         default=ScheduleDeclaration(),
-        description='a cron line (UTC) per step: `{compact: "0 2 * * *"}`. Without a cron line, a step runs when needed',
+        description='a cron line (UTC) per step: `{compact: "0 2 * * *"}`. A step without a line runs when needed',
     )
     upkeep: UpkeepDeclaration = Field(
         default=UpkeepDeclaration(),
