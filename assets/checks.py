@@ -247,7 +247,7 @@ def check_quarantine(declaration: TableDeclaration, report: Report, clock: Clock
         now_ms = (clock or SystemClock()).now_ms()
         day = None if passed else measure_rejections(table.store, table.snapshot, now_ms=now_ms)
     is_above = day is not None and day.is_above
-    advice = f"Show them with: tidemark quarantine {declaration.name}"
+    advice = f"Show the lines with: tidemark quarantine {declaration.name}"
     lines = f"{counted(found.lines, 'line')} in quarantine of {declaration.name}. {advice}"
     return AssetCheckResult(
         check_name=REJECTED_LINES,

@@ -64,7 +64,8 @@ MOST_DEATHS = 2
 
 COMMITS_STAY = "Committed work is kept, and the next run does the rest"
 _KILLED = (
-    f"ended without a report. The usual cause is that memory ran out. Its output is in the compute logs. {COMMITS_STAY}"
+    "ended without a report. The usual cause is that memory ran out. The output of the job is in the "
+    f"compute logs. {COMMITS_STAY}"
 )
 
 

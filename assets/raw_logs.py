@@ -75,7 +75,8 @@ def build_distributed_asset(declaration: RawLogDeclaration, request: Distribute)
                 AssetCheckSpec(
                     NOTHING_MISSING,
                     asset=key,
-                    description="No chunk is missing in all stores. Records after a missing chunk wait.",
+                    description="No chunk is missing in all stores. The records after a missing chunk are "
+                    "not distributed.",
                 ),
                 AssetCheckSpec(
                     NOTHING_REJECTED,
@@ -245,7 +246,8 @@ def build_forget_job(tables: Sequence[Fed], *, prefix: str = "") -> JobDefinitio
         name=f"{prefix}forget_rows",
         config_schema={"table": str, "where": str, "report": Field(bool, default_value=False)},
         required_resource_keys={LAUNCHER},
-        description="Erases the rows of `table` that meet `where`. With `report`, lists what contains them.",
+        description="Erases the rows of `table` that meet `where`. With `report`, only lists the objects "
+        "that contain these rows.",
     )
     def forget_rows(context: OpExecutionContext) -> None:
         table, raw_logs = _named(tables, context.op_config["table"])

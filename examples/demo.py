@@ -145,7 +145,9 @@ def run_access_log(pipeline: Pipeline, narrator: Narrator) -> Table:
     )
     pipeline.run(*UPKEEP)
 
-    narrator.step("A late file", "Its lines belong to almost every window. Each window gets its lines exactly once.")
+    narrator.step(
+        "A late file", "The lines of the file belong to almost every window. Each window gets its lines exactly once."
+    )
     path = landing.land_late(place)
     narrator.say(f"landed {path} ({path.stat().st_size:,} bytes)")
     pipeline.run("access_log/ingested")
@@ -172,7 +174,7 @@ def run_planes(pipeline: Pipeline, narrator: Narrator) -> Table:
     if table.version == 0:
         write_planes(table, narrator)
     else:
-        narrator.say("they are in the table already")
+        narrator.say("the table already contains the planes")
     narrator.say(f"before the merge, N10156 by key: {table.get('N10156')}")
     pipeline.run("planes/merged", "planes/compacted", "planes/index_manufacturer", "planes/checkpointed")
     return Table.open(declaration.uri)
@@ -191,7 +193,7 @@ def run_departures(pipeline: Pipeline, narrator: Narrator) -> None:
     )
     place = load(DEPARTURES_TABLE).uri
     if two_stores.written() or (exists(place) and Table.open(place).version):
-        narrator.say("they have written already")
+        narrator.say("both producers have already written their rows")
     else:
         before = two_stores.write_and_lose(lost, after=LOST_AFTER_ROWS)
         told = two_stores.acknowledged()
@@ -207,13 +209,18 @@ def run_words(pipeline: Pipeline, narrator: Narrator) -> Table:
     """Append words with their embeddings, index them, and measure the recall of vector searches."""
     declaration = load(WORDS_TABLE)
     table = Table.declare(declaration)
-    narrator.step("Index vectors", "Codes of 2 bits per number find candidates. The vectors of the table rank them.")
+    narrator.step(
+        "Index vectors", "Codes of 2 bits per number find candidates. The vectors of the table rank the candidates."
+    )
     if table.version == 0:
         table.append(words(WORDS))
     pipeline.run("words/index_meaning", "words/index_spelling")
     table = Table.open(declaration.uri)
     measured = table.recall("meaning", queries=20)
-    narrator.say(f"of the {measured.k} words nearest to each of {measured.queries} it finds {measured.recall:.1%}")
+    narrator.say(
+        f"the index finds {measured.recall:.1%} of the {measured.k} nearest words, on average "
+        f"over {measured.queries} searches"
+    )
     return table
 
 
@@ -274,7 +281,7 @@ def ask(logs: Table, aircraft: Table, vocabulary: Table, narrator: Narrator) -> 
         {"step": f"left out by {step.name}", "splits": step.splits, "bytes": step.bytes} for step in plan.steps
     ]
     steps.append({"step": "read", "splits": len(plan.splits), "bytes": plan.read_bytes})
-    narrator.answer("How much of the table does one hour read?", f"table.explain({narrow!r})", steps)
+    narrator.answer("How much of the table does a query for one hour read?", f"table.explain({narrow!r})", steps)
 
 
 def meaning(vocabulary: Table, word: str) -> Floats:

@@ -27,6 +27,6 @@ def look(narrator: Narrator) -> None:
         for each in collect_all_statuses(places)
         if each.status is not None
     ]
-    narrator.answer("How is every table?", "tidemark status", rows)
+    narrator.answer("What is the status of each table?", "tidemark status", rows)
     write_report(REPORT, places, failures={})
     narrator.say(f"tidemark report wrote {REPORT}: open it in a browser")

@@ -8,7 +8,9 @@ import sys
 from jobs.command import main
 from storage_core.data.steps import STEPS
 
-_PARSER = argparse.ArgumentParser(prog="python -m jobs", description="Run one step. Its own --help shows its options.")
+_PARSER = argparse.ArgumentParser(
+    prog="python -m jobs", description="Run one step. Write --help after the step to show the options of the step."
+)
 _PARSER.add_argument("step", choices=sorted(STEPS))
 
 if __name__ == "__main__":

@@ -421,6 +421,6 @@ def _require_distinct(rows: pa.Table, key: tuple[str, ...], source: str) -> None
     if len(again):
         value = rows.select(key).slice(int(again[0]), 1).to_pylist()[0]
         raise InvalidInput(
-            f"{source}: several rows of the Delta table have the key {quoted(value)}. Keep only one of them in the "
-            "Delta table, or declare a primary_key that is unique."
+            f"{source}: several rows of the Delta table have the key {quoted(value)}. Keep only "
+            "one of these rows in the Delta table, or declare a primary_key that is unique."
         )

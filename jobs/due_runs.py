@@ -72,7 +72,7 @@ class TableInputs:
     @property
     def _existing(self) -> Table:
         if self.table is None:
-            raise NotFound(f"there is no table at {self.declaration.uri}. Create it with tidemark init")
+            raise NotFound(f"there is no table at {self.declaration.uri}. Create the table with tidemark init")
         return self.table
 
 

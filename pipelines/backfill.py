@@ -122,7 +122,7 @@ def _done(parts: Sequence[Chunk], number: int, result: ExecuteInProcessResult, k
     details = [event.step_failure_data.user_failure_data for event in failures]
     facts = [each.metadata for each in details if each]
     failed = [name for each in facts if FAILED_PARTITIONS in each for name in _names(each[FAILED_PARTITIONS])]
-    error = "; ".join(_cause(each) for each in failures) or "the run failed. See its event log."
+    error = "; ".join(_cause(each) for each in failures) or "the run failed. See the event log of the run."
     return ChunkDone(
         chunk=parts[number - 1],
         number=number,

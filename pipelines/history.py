@@ -32,8 +32,9 @@ def require_database(folder: Path, environment: Mapping[str, str] = os.environ) 
     settings = folder / "dagster.yaml"
     if not environment.get(POSTGRES) and is_in_postgres(settings):
         raise InvalidInput(
-            f"the history of Dagster in {folder} cannot be read: {POSTGRES} is not set. Set it to "
-            f"postgresql://USER:PASSWORD@HOST:5432/DATABASE, as in the processes of Dagster. To keep the history in "
+            f"the history of Dagster in {folder} cannot be read: {POSTGRES} is not set. Set "
+            f"{POSTGRES} to postgresql://USER:PASSWORD@HOST:5432/DATABASE, as in the processes of "
+            "Dagster. To keep the history in "
             f"files instead, stop these processes and remove {settings}."
         )
 
@@ -50,5 +51,6 @@ def describe_move(folder: Path, environment: Mapping[str, str] = os.environ) -> 
         return None
     return (
         f"{POSTGRES} is set, but the history of Dagster in {folder} is in files. The processes of Dagster use the "
-        f"database from their next start. Earlier runs, and the state of schedules and sensors, are not moved there."
+        "database from their next start. Earlier runs, and the state of schedules and sensors, "
+        "are not moved to the database."
     )

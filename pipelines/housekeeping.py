@@ -83,7 +83,8 @@ def build_housekeeping(automation: Automation) -> Definitions:
         evaluation_fn=_end_dead_runs,
         minimum_interval_seconds=LOOK_SECONDS,
         default_status=DefaultSensorStatus.RUNNING,
-        description="Marks runs as failed whose process on this machine was killed, to free their slots.",
+        description="Marks a run as failed if its process on this machine was killed. The slot of the run is "
+        "then free.",
     )
     return Definitions(jobs=[purge_history], schedules=[schedule], sensors=[sensor])
 

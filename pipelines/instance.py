@@ -59,8 +59,8 @@ def database_url(environment: Mapping[str, str]) -> str:
     if scheme not in _SCHEMES or not separator:
         raise InvalidInput(
             f"{POSTGRES} is {'not a URL of PostgreSQL' if environment.get(POSTGRES) else 'not set'}, but this "
-            "instance stores its history there. Set it to postgresql://USER:PASSWORD@HOST:5432/DATABASE in every "
-            "process of Dagster."
+            f"instance stores its history there. Set {POSTGRES} to postgresql://USER:PASSWORD@HOST:5432/DATABASE in "
+            "every process of Dagster."
         )
     return f"postgresql+psycopg2://{rest}"
 
@@ -189,7 +189,8 @@ def _unreachable(folder: Path) -> Unavailable:
     if os.environ.get(POSTGRES):
         return Unavailable(
             f"the history of Dagster cannot be reached: the database of {POSTGRES} does not answer, or refuses this "
-            "user. Check that it runs, and the host, port, user and password in the variable. Then try again"
+            "user. Check that the database runs, and check the host, port, user and password in "
+            "the variable. Then try again"
         )
     return Unavailable(
         f"the history of Dagster in {folder} cannot be read or written. Check the permissions of the folder and the "

@@ -452,7 +452,7 @@ def _costs(content: Content, status: Status, prices: Prices) -> str:
     lines = [
         ["PUT", f"{requests.put:,}", f"{requests.put / 1000 * prices.put:.4f}"],
         ["GET", f"{requests.get:,}", f"{requests.get / 1000 * prices.get:.4f}"],
-        ["bytes kept, a month", f"{status.bytes:,}", f"{status.bytes / _GIB * prices.storage:.4f}"],
+        ["stored bytes (price per month)", f"{status.bytes:,}", f"{status.bytes / _GIB * prices.storage:.4f}"],
     ]
     why = (
         "<h3>Requests and their price</h3><p>The smallest number of requests of these commits, by the log: a PUT per "

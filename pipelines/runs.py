@@ -178,7 +178,7 @@ def _resting(
 _REPOSITORY = {".dagster/repository": "__repository__@tidemark"}
 
 _WHAT_BECOMES_OF_IT = f"was killed or crashed. {COMMITS_STAY}"
-INTERRUPTED = f"it was interrupted, as when the UI or the machine is stopped. {COMMITS_STAY}"
+INTERRUPTED = f"the work was interrupted, for example because the UI or the machine was stopped. {COMMITS_STAY}"
 """The error message of a step or a run that a signal ended."""
 
 
@@ -399,7 +399,8 @@ def _records(instance: DagsterInstance, begun: dt.datetime, long_ago: dt.datetim
             seen.update(each.dagster_run.run_id for each in new)
             if len(seen) > MOST_RUNS:
                 raise Unavailable(
-                    f"there are more than {MOST_RUNS:,} runs within an hour. Their bytes cannot be counted in time"
+                    f"there are more than {MOST_RUNS:,} runs within an hour. The bytes of these "
+                    "runs cannot be counted in time"
                 )
             yield from new
             if len(page) < PAGE:
@@ -487,7 +488,7 @@ def _runs(instance: DagsterInstance, run_ids: set[str]) -> Mapping[str, DagsterR
 def _in_work(name: str, run: DagsterRun) -> Held:
     return Held(
         f"the run {run.run_id} ({run.status.value}) works on {name}, so the outcome is not known yet. Wait until the "
-        "run ends. If its process is dead, mark the run as failed in the UI (`tidemark ui`).",
+        "run ends. If the process of the run is dead, mark the run as failed in the UI (`tidemark ui`).",
         partition=name,
         run_id=run.run_id,
     )

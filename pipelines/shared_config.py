@@ -42,5 +42,5 @@ def unset_variables(root: Path) -> Iterator[str]:
         if (name := each.unset_variable()) is not None:
             yield (
                 f"{ALERTS}: receiver {number} ({each.kind}) needs the environment variable {name}, which is not set "
-                "here. Set it in the code server, which sends alerts."
+                "here. Set the variable in the code server, which sends alerts."
             )

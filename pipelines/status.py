@@ -81,7 +81,7 @@ def held_bytes(status: Status, now_ms: int) -> str:
     ]
     if not kept and not tags:
         return ""
-    more = ["older versions may keep more"] if held.is_partial else []
+    more = ["older versions may keep more bytes"] if held.is_partial else []
     return ", ".join([f"{size(held.live_bytes)} live", *kept, *tags, *more])
 
 
@@ -551,7 +551,7 @@ def metrics_text(found: Iterable[TableStatus], failures: Mapping[str, LastFailur
         (({"table": table, "step": each.step}, each.at / 1000) for table, each in failures.items() if not each.is_over),
     )
     lines += _family(
-        _Family("look_requests", "Requests that reading these metrics of the table made."),
+        _Family("look_requests", "Requests that were sent to read these metrics of the table."),
         (({"table": each.place.name, "kind": kind}, count) for each in looked for kind, count in each.requests.items()),
     )
     return "\n".join([*lines, "# EOF", ""])

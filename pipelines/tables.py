@@ -178,7 +178,7 @@ def tables_folder(environment: Mapping[str, str] = os.environ) -> Path:
     if named := environment.get(TABLES):
         if not Path(named).is_dir():
             raise NotFound(
-                f"{TABLES} is {named!r}, which is not a folder. Set it to the folder of the table declarations."
+                f"{TABLES} is {named!r}, which is not a folder. Set {TABLES} to the folder of the table declarations."
             )
         return Path(named).resolve()
     here, repository = Path.cwd() / "tables", Path(__file__).resolve().parents[1]
@@ -252,7 +252,8 @@ def _take(declaration: TableDeclaration, file: Path, taken: Taken) -> None:
         value, (other, its_file) = getattr(declaration, name), taken[name, same]
         line = declaration_file.parse_yaml(file.read_bytes(), str(file)).line_of((name,))
         raise InvalidInput(
-            f"{file}:{line}: field `{name}`: {value!r} is taken, because {its_file} has {other!r}. Choose another value"
+            f"{file}:{line}: field `{name}`: the value {value!r} conflicts with {other!r} in "
+            f"{its_file}. Choose another value"
         )
     taken.update({(name, same): (getattr(declaration, name), file) for name, same in own})
 
@@ -298,7 +299,7 @@ def _require_outside(file: Path, declaration: TableDeclaration, table: Sequence[
             file,
             "uri",
             InvalidInput(
-                f"{declaration.uri!r} {how} the folder of the table {name!r}. Choose a location outside of it"
+                f"{declaration.uri!r} {how} the folder of the table {name!r}. Choose a location outside of this folder"
             ),
         )
 
@@ -355,7 +356,7 @@ class DeclaredRawLogs:
         known = [each.declaration.name for each in self.raw_logs]
         raise InvalidInput(
             f"{name!r} is not a raw log declared in raw_logs/*.yaml (declared: {', '.join(known) or 'none'})"
-            + (did_you_mean(name, known) or f". Declare it in raw_logs/{name}.yaml, or give another name")
+            + (did_you_mean(name, known) or f". Declare the raw log in raw_logs/{name}.yaml, or give another name")
         )
 
 

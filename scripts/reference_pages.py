@@ -210,7 +210,7 @@ def _metrics() -> str:
     return "\n".join(
         [
             "# Metrics\n",
-            "`tidemark metrics` prints these metrics as OpenMetrics text. Each has the label `table`.",
+            "`tidemark metrics` prints these metrics as OpenMetrics text. Each metric has the label `table`.",
             "Metrics of steps also have `step`, metrics of indexes `index`, metrics of published formats `format`.\n",
             "| Metric | Unit | Meaning |",
             "|---|---|---|",

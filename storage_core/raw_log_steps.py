@@ -90,7 +90,7 @@ class DistributeTables:
         if unknown := sorted(set(raw.tables) - known):
             raise InvalidInput(
                 f"{options.raw_log}: {', '.join(unknown)} is not declared in tables/*.yaml. "
-                "Declare it there, or remove it from `tables`"
+                "Declare the table in tables/*.yaml, or remove the table from `tables`"
             )
         chosen = raw.tables or tuple(sorted(known))
         uris = tuple(require_shared(below(root, uri)) for uri in raw.uris)

@@ -1769,7 +1769,7 @@ class Table:
 
     def _require_writable(self) -> None:
         if self._view.pinned:
-            raise InvalidInput(f"{self.uri}: opened at version {self.version}. Open it without `at` to write")
+            raise InvalidInput(f"{self.uri}: opened at version {self.version}. Open the table without `at` to write")
         self.require_capable()
 
 

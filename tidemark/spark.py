@@ -28,6 +28,6 @@ def register(spark: SparkSession) -> None:
     Raises:
         Unavailable: PySpark is not installed.
     """
-    with needs(PIPELINE, "the format tidemark of Spark"):
+    with needs(PIPELINE, "Spark's format `tidemark`"):
         from jobs.spark.source import register as register_here
     register_here(spark)

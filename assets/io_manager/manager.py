@@ -97,11 +97,14 @@ class AssetSettings:
         if mode is not None and mode not in list(WriteMode):
             raise InvalidInput(choice_of(MODE, mode, [*WriteMode]))
         if create is not None and not isinstance(create, Mapping):
-            raise InvalidInput(f"{CREATE} is {quoted(create)}. It must be a mapping of parameters of Table.create.")
+            raise InvalidInput(
+                f"{CREATE} is {quoted(create)}. Set {CREATE} to a mapping of parameters of Table.create."
+            )
         columns = given.get(PARTITION_EXPR)
         if columns is not None and not isinstance(columns, str | Mapping):
             raise InvalidInput(
-                f"{PARTITION_EXPR} is {quoted(columns)}. It must be a column, or a column per dimension."
+                f"{PARTITION_EXPR} is {quoted(columns)}. Set {PARTITION_EXPR} to a column, or to "
+                "one column per dimension."
             )
         return cls(
             uri=_place(given),
@@ -127,7 +130,7 @@ class InputSettings:
         given = _values(metadata, _OF_AN_INPUT)
         columns, at, consistency = given.get(COLUMNS), given.get(AT), given.get(CONSISTENCY)
         if at is not None and (isinstance(at, bool) or not isinstance(at, int | str)):
-            raise InvalidInput(f"{AT} is {quoted(at)}. It must be a version, a time or a tag.")
+            raise InvalidInput(f"{AT} is {quoted(at)}. Set {AT} to a version, a time or a tag.")
         return cls(
             uri=_place(given),
             columns=None if columns is None else _names(COLUMNS, columns),
@@ -168,14 +171,14 @@ def _values(metadata: Metadata, known: Sequence[str]) -> dict[str, Any]:
 def _place(given: Mapping[str, Any]) -> str | None:
     uri = given.get(URI)
     if uri is not None and not isinstance(uri, str):
-        raise InvalidInput(f"{URI} is {quoted(uri)}. It must be the location of a table.")
+        raise InvalidInput(f"{URI} is {quoted(uri)}. Set {URI} to the location of a table.")
     return None if uri is None else check_location(uri)
 
 
 def _names(setting: str, given: object) -> tuple[str, ...]:
     names = [given] if isinstance(given, str) else given
     if not isinstance(names, Sequence) or not all(isinstance(each, str) for each in names):
-        raise InvalidInput(f"{setting} is {quoted(given)}. It must be a list of column names.")
+        raise InvalidInput(f"{setting} is {quoted(given)}. Set {setting} to a list of column names.")
     return tuple(names)
 
 
@@ -227,8 +230,8 @@ def condition_of(table: Shape, definition: Partitions, keys: Sequence[str], colu
     timed = [name for name, each in dimensions.items() if isinstance(each, TimeWindowPartitionsDefinition)]
     if len(timed) > 1:
         raise InvalidInput(
-            f"the partitions have the time dimensions {timed}, but a table has only one time column. Make one of "
-            "them a column of days."
+            f"the partitions have the time dimensions {timed}, but a table has only one time "
+            "column. Make one of these dimensions a column of days."
         )
     plain = [name for name in dimensions if name not in timed]
     fields = {name: table.schema.field(_column(table, name, columns, timed=name in timed)) for name in dimensions}
@@ -423,8 +426,8 @@ def _partitions_of_output(context: OutputContext, table: Shape, kept: AssetSetti
         return condition_of(table, context.asset_partitions_def, context.asset_partition_keys, kept.partition_expr)
     if context.has_asset_key and context.asset_spec.partitions_def is not None:
         raise InvalidInput(
-            f"{context.asset_key.to_user_string()} has partitions, but the run has no partition. Run it for one "
-            "partition."
+            f"{context.asset_key.to_user_string()} has partitions, but the run has no partition. "
+            "Run the asset for one partition."
         )
     return None
 

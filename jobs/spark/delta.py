@@ -74,7 +74,8 @@ def settings(environment: Mapping[str, str] = os.environ, *, on_s3: bool = False
     jars = sorted(map(str, Path(folder).glob("*.jar")))
     if not jars:
         raise Unavailable(
-            f"{JARS}={folder} is not a folder with the JARs of {PACKAGE}. Copy them there, or unset {JARS}."
+            f"{JARS}={folder} is not a folder with the JARs of {PACKAGE}. Copy the JARs into this "
+            f"folder, or unset {JARS}."
         )
     return {"spark.jars": ",".join(jars), **_SETTINGS}
 
@@ -88,7 +89,7 @@ def require_delta(session: SparkSession, master: str) -> None:
         return
     where = f"the Spark Connect server {master}" if master.startswith(CONNECT) else "the Spark that runs here already"
     raise Unavailable(
-        f"{where} was started without Delta Lake. Start it with --packages {PACKAGE} --conf "
+        f"{where} was started without Delta Lake. Start Spark with --packages {PACKAGE} --conf "
         f"{_EXTENSIONS}={_EXTENSION}. Or run the job in its own process, which loads Delta Lake. See `Rows of a "
         "Delta table do not arrive` in docs/operations.md"
     )
@@ -97,9 +98,10 @@ def require_delta(session: SparkSession, master: str) -> None:
 def cannot_start(error: Exception) -> Unavailable:
     """Return the error for a failed start of Spark with Delta Lake. Usually, Spark could not download the JARs."""
     return Unavailable(
-        f"Spark did not start with Delta Lake, which landing from a Delta table needs ({error}). Its output above "
-        f"contains the cause. {PACKAGE} is downloaded from Maven Central once, or taken from the cache of Spark or "
-        f"Maven. If neither is possible, set {JARS} to a folder with its JARs."
+        f"Spark did not start with Delta Lake, which landing from a Delta table needs ({error}). "
+        f"The output of Spark above contains the cause. {PACKAGE} is downloaded from Maven "
+        "Central once, or taken from the cache of Spark or "
+        f"Maven. If Spark can use neither source, set {JARS} to a folder with the JARs of {PACKAGE}."
     )
 
 

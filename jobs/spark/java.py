@@ -210,7 +210,8 @@ def make() -> Path | None:
     if found is None or found.exists():
         return found
     sys.stderr.write(
-        "Spark's classes are stored in an archive, so that later starts are faster. This takes half a minute, once.\n"
+        "Spark's classes are stored in an archive, so that later starts are faster. Creating the "
+        "archive takes half a minute, once.\n"
     )
     half = found.with_suffix(f".{os.getpid()}")
     given = f'{QUICK} "-XX:ArchiveClassesAtExit={half}" -Xlog:disable "-Dlog4j2.configurationFile={MESSAGES}"'

@@ -69,9 +69,13 @@ def resolved(master: str) -> str:
     if not remote or master.startswith(CONNECT):
         return master
     if not remote.startswith(CONNECT):
-        raise InvalidInput(f"SPARK_REMOTE={remote} is not a Spark Connect server. Write it as {CONNECT}host:port")
+        raise InvalidInput(
+            f"SPARK_REMOTE={remote} is not a Spark Connect server. Write SPARK_REMOTE as {CONNECT}host:port"
+        )
     if master != LOCAL_SPARK:
-        raise InvalidInput(f"both the master {master} and SPARK_REMOTE={remote} are given. Leave one of them out")
+        raise InvalidInput(
+            f"both the master {master} and SPARK_REMOTE={remote} are given. Leave out the master or SPARK_REMOTE"
+        )
     return remote
 
 
@@ -82,7 +86,9 @@ WAIT_SECONDS = 10.0
 STANDALONE = "spark://"
 """The prefix of a standalone cluster's address, which may contain several masters. Only one master is active."""
 
-_ADVICE = "Start it, or correct --master or SPARK_REMOTE (see `A job on a Spark cluster` in docs/operations.md)"
+_ADVICE = (
+    "Start the Spark server, or correct --master or SPARK_REMOTE (see `A job on a Spark cluster` in docs/operations.md)"
+)
 _TRIES_AT_FIRST = 4  # takes about 5 s. PySpark's default of 15 tries takes about ten minutes
 
 
@@ -134,7 +140,7 @@ def _require_server(server: str, wait_seconds: float) -> None:
         raise InvalidInput(f"{server} is not an address of a Spark Connect server: {error}") from error
     try:
         if not _is_ready(channel, wait_seconds):
-            raise _no_server(server, f"none in {wait_seconds:g} s")
+            raise _no_server(server, f"no answer within {wait_seconds:g} s")
     finally:
         channel.close()
 
@@ -217,7 +223,7 @@ def failure_of(error: Exception) -> TidemarkError:
         return TidemarkError(f"a task failed: {cause(error)}")
     if missing := _MISSING.search(str(error)):
         return NotFound(
-            f"Spark reads the file {missing[1].rstrip('.,;')}, which is missing. Restore it, then run again"
+            f"Spark reads the file {missing[1].rstrip('.,;')}, which is missing. Restore the file, then run again"
         )
     return Unavailable(f"Spark did not complete the tasks: {cause(error)}")
 

@@ -180,7 +180,9 @@ def sink_options(given: Mapping[str, str]) -> WriteOptions:
 def uri_of(given: Mapping[str, str], call: str) -> str:
     """Return the location of the table. Raises `InvalidInput` if the options of `call` have no location."""
     if not given.get(_PATH):
-        raise InvalidInput(f"the location of the table is missing. Give it as in .{call}('s3://bucket/table').")
+        raise InvalidInput(
+            f"the location of the table is missing. Give the location as in .{call}('s3://bucket/table')."
+        )
     return given[_PATH]
 
 
@@ -287,7 +289,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
         except PySparkTypeError as error:
             raise InvalidInput(
                 f"column {each.name!r} has the Spark type {each.dataType.simpleString()}, which tables do not "
-                "support. Cast it first, for example to string.",
+                "support. Cast the column first, for example to string.",
                 column=each.name,
             ) from error
     return pa.schema(fields)
@@ -532,7 +534,8 @@ def _open(uri: str, schema: StructType) -> Table:
     if table.config.kind == "keyed":
         raise InvalidInput(
             f"{uri}: many tasks cannot write to a keyed table, which needs one writer. Write the rows with "
-            "Table.open(uri).append(frame.toArrow()). For a stream, do this in foreachBatch. A repeated write of the "
+            "Table.open(uri).append(frame.toArrow()). For a stream, call append in foreachBatch. "
+            "A repeated write of the "
             "same rows changes nothing.",
             uri=uri,
         )

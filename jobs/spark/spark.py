@@ -78,7 +78,7 @@ class SmallWork:
         """
         use, known = environment.get(SPARK) or SparkUse.AUTO.value, [each.value for each in SparkUse]
         if use not in known:
-            raise InvalidInput(f"{SPARK} is {quoted(use)}. Give {alternatives(known)}")
+            raise InvalidInput(f"{SPARK} is {quoted(use)}. Set {SPARK} to {alternatives(known)}")
         usual = cls()
         return cls(
             use=SparkUse(use),
@@ -112,7 +112,7 @@ class DriverShare:
 def _whole(environment: Mapping[str, str], name: str, usual: int) -> int:
     text = environment.get(name) or str(usual)
     if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
-        raise InvalidInput(f"{name} is {quoted(text)}. Give a whole number, or 0 for none")
+        raise InvalidInput(f"{name} is {quoted(text)}. Set {name} to a whole number, or to 0 for none")
     return int(text)
 
 

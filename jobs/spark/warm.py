@@ -190,8 +190,8 @@ def join(settings: Mapping[str, str], environment: Mapping[str, str]) -> WarmSes
 def require_fitting(server: WarmServer, environment: Mapping[str, str]) -> None:
     """Raise `Unavailable` with a reason if tasks of this process must not run on the server."""
     if not server.answers:
-        raise Unavailable("the warm Spark does not run any more. Start it with `tidemark spark up`.")
-    again = "Start it again with `tidemark spark down` and `tidemark spark up`."
+        raise Unavailable("the warm Spark does not run any more. Start the warm Spark with `tidemark spark up`.")
+    again = "Restart the warm Spark with `tidemark spark down` and `tidemark spark up`."
     if server.made_of != code_digest():
         raise Unavailable(f"the warm Spark was started with another version, Python or Java. {again}")
     if server.environment != read_by_tasks(environment, server.token):

@@ -147,7 +147,9 @@ class ReceiverDeclaration(Closed):
             variable = found[1:]
             found = environment.get(variable, "")
             if not found:
-                raise InvalidInput(f"the environment variable {variable} is not set. Set it to the URL of the webhook.")
+                raise InvalidInput(
+                    f"the environment variable {variable} is not set. Set {variable} to the URL of the webhook."
+                )
         check_url(found)
         return found
 

@@ -180,7 +180,7 @@ def declared_table(text: str, target: Target, *, dry_run: bool = False) -> Table
         table = Table.declare(declaration, target.uri)
     if table.snapshot.metadata != before.snapshot.metadata:
         did = "differs from the table. Without --dry-run, the run first changes the table"
-        done = f"was applied to the table. This changed the table at version {table.version}"
+        done = f"was applied to the table. The declaration changed the table at version {table.version}"
         output.warning(f"{target.file} {did if dry_run else done}")
     return table
 
@@ -214,7 +214,9 @@ def windows(window: str | None, start: str | None, end: str | None, *, everythin
         InvalidInput: The options contradict each other.
     """
     if everything and (window, start, end) != (None, None, None):
-        raise InvalidInput("--all cannot be combined with windows (--window, --from, --to). Leave one of them out")
+        raise InvalidInput(
+            "--all cannot be combined with windows (--window, --from, --to). Leave out --all or the windows"
+        )
     chosen = window_range(window, start, end)
     if chosen.start is not None and chosen.end is not None and chosen.end <= chosen.start:
         raise InvalidInput(
@@ -224,7 +226,7 @@ def windows(window: str | None, start: str | None, end: str | None, *, everythin
 
 
 _MAGIC: Final = b"\x93NUMPY"
-_DO: Final = "Write it with numpy.save('query.npy', vector), or give the numbers as JSON: --vector '[0.1,0.2]'"
+_DO: Final = "Write the vector with numpy.save('query.npy', vector), or give the numbers as JSON: --vector '[0.1,0.2]'"
 
 
 def vector_of(text: str) -> object:
@@ -254,6 +256,8 @@ def _in_file(path: str) -> object:
     except OSError as error:
         raise InvalidInput(f"--vector: {quoted(path)} cannot be read: {error.strerror or error}. {expected}") from error
     except (ValueError, EOFError, MemoryError, RecursionError, SyntaxError) as error:
-        why = "it contains Python objects" if "Object arrays" in str(error) else "it is truncated or damaged"
-        found = why if first == _MAGIC else f"it begins with {first!r}"
+        why = (
+            "the file contains Python objects" if "Object arrays" in str(error) else "the file is truncated or damaged"
+        )
+        found = why if first == _MAGIC else f"the file begins with {first!r}"
         raise InvalidInput(f"--vector: {quoted(path)} cannot be read: {found}. {expected} {_DO}") from error

@@ -55,7 +55,9 @@ def catalog(
         str | None,
         typer.Option(metavar="CONDITION", help="between: splits that can contain rows that meet this condition."),
     ] = None,
-    since: Annotated[int | None, typer.Option(metavar="VERSION", help="changes: after this version.")] = None,
+    since: Annotated[
+        int | None, typer.Option(metavar="VERSION", help="changes: only changes after this version.")
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="sql: show the plan of the database instead.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -216,7 +218,7 @@ def _paged(page_at: Callable[[Any], Page[Any, Any]]) -> Iterator[output.Record]:
 
 def _needed(table: str | None) -> str:
     if table is None:
-        raise InvalidInput("the table is missing. Write its name after the question.")
+        raise InvalidInput("the name of the table is missing. Write the name of the table after the question.")
     return table
 
 
@@ -228,4 +230,4 @@ def _time(text: str | None) -> Any:
     try:
         return dt.datetime.fromisoformat(text)
     except ValueError as error:
-        raise InvalidInput(f"{text!r} is not a time. Write it as 2015-05-17T10:00 (UTC)") from error
+        raise InvalidInput(f"{text!r} is not a time. Write the time as 2015-05-17T10:00 (UTC)") from error

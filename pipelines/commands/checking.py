@@ -29,7 +29,8 @@ def fsck(
     deep: Annotated[
         bool,
         typer.Option(
-            "--deep", help="Read and hash every object. Without it, only the sizes of splits and segments are checked."
+            "--deep",
+            help="Read and hash every object. Without --deep, only the sizes of splits and segments are checked.",
         ),
     ] = False,
     as_json: Json = False,
@@ -53,7 +54,9 @@ def fsck(
 def repair(
     uri: Uri,
     *,
-    into: Annotated[str, typer.Option(metavar="URI", help="The location of the repaired table. It must be empty.")],
+    into: Annotated[
+        str, typer.Option(metavar="URI", help="The location of the repaired table. The location must be empty.")
+    ],
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -155,9 +158,9 @@ def _show_outcome(outcome: Outcome, *, as_json: bool) -> None:
     unknown = f", and an unknown number of rows in {counted(outcome.uncounted, 'object')}" if outcome.uncounted else ""
     verb = "repaired" if outcome.status == "repaired" else "would be repaired"
     output.line(
-        f"{outcome.source} {verb} into {outcome.target}: versions {outcome.first_version} to {outcome.version}, "
-        f"{counted(outcome.splits, 'split')}, {counted(outcome.rows, 'row')}, {counted(outcome.records, 'record')} not "
-        f"merged, {counted(outcome.rows_lost, 'row')} known to be lost{unknown}"
+        f"{outcome.source} {verb} into {outcome.target}: versions {outcome.first_version} to {outcome.version} "
+        f"with {counted(outcome.splits, 'split')}, {counted(outcome.rows, 'row')} and "
+        f"{counted(outcome.records, 'unmerged record')}. Known to be lost: {counted(outcome.rows_lost, 'row')}{unknown}"
     )
     if outcome.check is not None:
         output.line(
@@ -194,8 +197,8 @@ audit = command_of(STEPS["audit"], _show_audit)
 _SHOWN = 20
 _CATALOGS = "not searched: SQL catalogs. `tidemark catalog refresh` removes the bounds of removed splits from a catalog"
 _REASONS = {
-    "version": "retained versions need them",
-    "collector": "nothing needs them, and garbage collection deletes them after the horizon",
+    "version": "retained versions need these objects",
+    "collector": "nothing needs these objects, and garbage collection deletes the objects after the horizon",
 }
 """A common text for each reason whose messages differ between objects only in a number.
 
@@ -210,7 +213,9 @@ def forget(
     report: Annotated[
         bool,
         typer.Option(
-            "--report", help="Only list the objects that still contain the rows. Exit with 5 if there are any."
+            "--report",
+            help="Only list the objects that still contain the rows. Exit with 5 if an object still "
+            "contains such rows.",
         ),
     ] = False,
     raw: Annotated[

@@ -379,7 +379,7 @@ def _write(found: pa.RecordBatchReader, file: Path) -> int:
                 rows += batch.num_rows
     except OSError as error:
         raise Unavailable(
-            f"{file}: {error.strerror or error}. The file is incomplete. Delete it and run the command again."
+            f"{file}: {error.strerror or error}. The file is incomplete. Delete the file and run the command again."
         ) from error
     return rows
 
@@ -439,7 +439,7 @@ def tail(
 def _keyed(uri: str) -> Table:
     table = open_table(uri)
     if table.config.kind != "keyed":
-        raise InvalidInput(f"{uri}: an append table has no unmerged records. All its rows are in splits.")
+        raise InvalidInput(f"{uri}: an append table has no unmerged records. All rows of the table are in splits.")
     return table
 
 
@@ -487,5 +487,5 @@ def _print_collected(found: CollectedEntries, *, as_json: bool) -> None:
     else:
         output.line(
             f"not shown: {found.entries:,} WAL entries of region {found.region_id}, because they were merged and "
-            "collected before this command read them. The table contains their rows."
+            "collected before this command read the entries. The table contains the rows of these entries."
         )

@@ -30,6 +30,7 @@ from pipelines.commands.arguments import (
 )
 from pipelines.commands.output import cell, number
 from storage_core.base.errors import InvalidInput
+from storage_core.base.text import counted
 from storage_core.data.rows.window_range import WindowRange
 from storage_core.data.settings.layout import Mode
 from storage_core.data.steps import LOCAL_SPARK, STEPS, Described, RawLogOptions, Step, TableOptions, described
@@ -154,7 +155,7 @@ def _read(of: Described, given: Mapping[str, Any]) -> object:
         return _mode([mode for mode in of.about.choices or {} if given[mode]]) or of.default
     value = given[of.name]
     if of.about.has_all and given["all_"] and value is not None:
-        raise InvalidInput(f"--all cannot be combined with {_option(of)}. Leave one of them out")
+        raise InvalidInput(f"--all cannot be combined with {_option(of)}. Leave out --all or {_option(of)}")
     if of.about.is_duration:
         value = duration_ms(_option(of), value)
     if isinstance(value, list):
@@ -279,7 +280,10 @@ def _show_published(done: Mirrored, *, as_json: bool) -> None:
         output.line(f"no version is published as {done.format} yet")
     else:
         shown_as = f"{'snapshot' if done.format == 'iceberg' else 'version'} {done.shown_as}"
-        output.line(f"{done.format} {shown_as} shows version {done.version} of the table ({done.commits:,} new)")
+        output.line(
+            f"{done.format} {shown_as} contains version {done.version} of the table "
+            f"({counted(done.commits, 'new commit')})"
+        )
         if done.format == "iceberg":
             output.line(f"newest metadata: {done.location}")
     if done.waits_for is not None:

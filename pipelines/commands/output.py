@@ -159,7 +159,9 @@ def stream(found: pa.RecordBatchReader, *, as_json: bool, everything: bool = Fal
     """
     names = found.schema.names
     if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise InvalidInput(f"the answer has several columns called {', '.join(repeated)}. Name each with `as`.")
+        raise InvalidInput(
+            f"the answer has several columns called {', '.join(repeated)}. Name each of these columns with `as`."
+        )
     if as_json:
         for batch in found:
             for row in shown_rows(batch):

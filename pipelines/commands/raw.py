@@ -257,7 +257,7 @@ def _blocks(stream: BinaryIO) -> Iterator[list[tuple[int, bytes]]]:
         if len(rest) > _LONGEST_LINE_BYTES:
             raise InvalidInput(
                 f"line {number + len(lines) + 1:,} is longer than {_LONGEST_LINE_BYTES:,} bytes. "
-                "Split it into several lines"
+                "Split the line into several lines"
             )
         if lines:
             yield [*enumerate(lines, number + 1)]

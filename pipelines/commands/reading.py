@@ -240,7 +240,7 @@ Indexes = Annotated[
     typer.Option(
         "--index",
         metavar="NAME",
-        help="An index to search. Required if several could answer. Repeat it to fuse indexes.",
+        help="An index to search. Required if several indexes can answer. Repeat --index to fuse indexes.",
     ),
 ]
 Fusion = Annotated[
@@ -287,13 +287,15 @@ Count = Annotated[bool, typer.Option("--count", help="Print the number of matchi
 Facet = Annotated[
     str | None,
     typer.Option(
-        metavar="COLUMN", help="Print this column's most frequent values among all matches. It needs a bitmap index."
+        metavar="COLUMN",
+        help="Print this column's most frequent values among all matches. The column needs a bitmap index.",
     ),
 ]
 Columns = Annotated[
     str | None,
     typer.Option(
-        metavar="NAMES", help="Only these columns, such as path,status. Scores are added unless NAMES has one."
+        metavar="NAMES",
+        help="Only these columns, such as path,status. Scores are added unless NAMES contains a score column.",
     ),
 ]
 Explain = Annotated[bool, typer.Option("--explain", help="Print the plan, and no rows.")]
@@ -314,7 +316,9 @@ def search(
     vector: Annotated[
         str | None,
         typer.Option(
-            metavar="NUMBERS", help="Find the nearest rows: [0.1,0.2] or @file.npy. With QUERY, both results are fused."
+            metavar="NUMBERS",
+            help="Find the nearest rows: [0.1,0.2] or @file.npy. With QUERY, the results of QUERY and "
+            "of NUMBERS are fused.",
         ),
     ] = None,
     index: Indexes = None,
@@ -409,7 +413,10 @@ def recall(
     *,
     index: Index = None,
     queries: Annotated[
-        int, typer.Option(metavar="N", help="Number of sampled rows to search the neighbours of.")
+        int,
+        typer.Option(
+            metavar="N", help="Number of sampled rows. The command searches the neighbours of each sampled row."
+        ),
     ] = 100,
     k: Annotated[int, typer.Option("--k", metavar="N", help="Number of neighbours per sampled row.")] = 10,
     filter_: Filter = None,

@@ -198,7 +198,7 @@ Application = Annotated[
     str | None,
     typer.Option(
         metavar="NAME:NUMBER",
-        help="Name and number of this change. It is applied once, even if the command runs again.",
+        help="Name and number of this change. The change is applied once, even if the command runs again.",
     ),
 ]
 
@@ -224,7 +224,7 @@ def update(
     set_: Annotated[
         list[str],
         typer.Option(
-            "--set", metavar="COLUMN=EXPRESSION", help="New value: SQL over the old row. Repeat it for more columns."
+            "--set", metavar="COLUMN=EXPRESSION", help="New value: SQL over the old row. Repeat --set for more columns."
         ),
     ],
     application: Application = None,
@@ -303,7 +303,9 @@ def _application(text: str | None) -> tuple[str, int] | None:
         return None
     name, _, number = text.rpartition(":")
     if not name or not re.fullmatch("[0-9]{1,19}", number):
-        raise InvalidInput(f"--application {text!r} is not a name and a number. Write them as nightly:17.")
+        raise InvalidInput(
+            f"--application {text!r} is not a name and a number. Write the name and the number as nightly:17."
+        )
     return name, int(number)
 
 
@@ -481,7 +483,10 @@ def _clear(table: Table, source: str | None, reason: str | None, *, is_agreed: b
     count = sum(len(each.lines) for each in _entries(table, source, reason))
     if count and not is_agreed:
         if not sys.stdin.isatty():
-            raise InvalidInput(f"--clear would remove {counted(count, 'entry', 'entries')}. Add --yes to remove them.")
+            raise InvalidInput(
+                f"--clear would remove {counted(count, 'entry', 'entries')}. Add --yes to remove "
+                f"{'the entry' if count == 1 else 'the entries'}."
+            )
         if not typer.confirm(f"Remove {counted(count, 'entry', 'entries')} from the quarantine?"):
             count = 0
     version = table.version

@@ -78,7 +78,8 @@ AllowHost = Annotated[
         "--allow-host",
         metavar="HOST[:PORT]",
         envvar="TIDEMARK_ALLOW_HOST",
-        help="Host name under which browsers reach the webserver, such as a proxy. Repeat it for more.",
+        help="Host name under which browsers reach the webserver, such as a proxy. Repeat "
+        "--allow-host for more host names.",
     ),
 ]
 
@@ -112,7 +113,7 @@ def ui(
     if as_json:
         output.json_line({"url": url, "dagster_home": str(place)})
     else:
-        output.line(f"Dagster starts (its history is in {place}). End it with Ctrl-C.")
+        output.line(f"Dagster starts (its history is in {place}). End Dagster with Ctrl-C.")
     sys.stdout.flush()
 
     def is_open() -> bool:
@@ -219,7 +220,8 @@ def _require_free(port: int) -> None:
             probe.bind((_LOOPBACK, port))
         except OSError as error:
             raise InvalidInput(
-                f"port {port} cannot be used ({error.strerror}). End the program that uses it, such as another UI, "
+                f"port {port} cannot be used ({error.strerror}). End the program that uses the "
+                "port, such as another UI, "
                 "or choose another port with --port (make ui PORT=…)."
             ) from None
 
@@ -292,7 +294,7 @@ def _status(file: Path, *, as_json: bool) -> None:
     try:
         server = read(file)
         if server is None:
-            raise NotFound("no warm Spark was started. Start one with `tidemark spark up`.")
+            raise NotFound("no warm Spark was started. Start the warm Spark with `tidemark spark up`.")
         require_fitting(server, os.environ)
     except TidemarkError as error:
         reason = str(error)
@@ -395,7 +397,9 @@ def require_complete(ended: Sequence[ChunkDone], *, only_failed: bool) -> None:
         f"{len(ended) - bad} of {last.of} chunks done, {bad} interrupted or failed, {last.of - len(ended)} not started"
     )
     advice = ["--failed for interrupted or failed chunks"] if bad and not only_failed else []
-    advice += [f"--from {last.following} for the rest"] if last.following and not only_failed else []
+    advice += (
+        [f"--from {last.following} for the chunks that have not started"] if last.following and not only_failed else []
+    )
     how = f" and {', and with '.join(advice)}" if advice else ""
     raise Interrupted(f"stopped by a signal: {counts}. Continue with the same command{how}.")
 

@@ -161,7 +161,7 @@ def _made(table: Table, name: str | None, status: Status, *, as_json: bool) -> N
         said = {
             "created": f"made {label}",
             "exists": f"{label} exists already, at version {table.version}",
-            "changed": f"{label} exists already. Its settings were changed at version {table.version}",
+            "changed": f"{label} exists already. The settings of the table were changed at version {table.version}",
         }
         output.line(said[status])
 
@@ -353,13 +353,13 @@ def _change(table: Table, change: str, what: Sequence[str], default: str | None)
 
 def clone(
     uri: Uri,
-    to: Annotated[str, typer.Argument(metavar="NEW", help="The location of the clone. It must be empty.")],
+    to: Annotated[str, typer.Argument(metavar="NEW", help="The location of the clone. The location must be empty.")],
     *,
     version: Annotated[
         str | None, typer.Option(metavar="VERSION|TIME|TAG", help="The version (default: the newest).")
     ] = None,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Copy every file. Without it, the clone shares the files of the table.")
+        bool, typer.Option("--deep", help="Copy every file. Without --deep, the clone shares the files of the table.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -384,9 +384,9 @@ def _show_clone(done: Cloned, *, as_json: bool) -> None:
     if not done.commit_id:
         output.line(f"nothing to do, because {done.uri} is already this clone")
         return
-    how = f"the tag {done.tag} keeps its files" if done.tag else f"{done.copied_bytes:,} bytes copied"
+    how = f"the tag {done.tag} keeps the files of this version" if done.tag else f"{done.copied_bytes:,} bytes copied"
     output.line(
-        f"version {done.source_version:,} is in {done.uri}: {counted(done.rows, 'row')} in "
+        f"version {done.source_version:,} was cloned to {done.uri}: {counted(done.rows, 'row')} in "
         f"{counted(done.splits, 'split')}, {how}"
     )
     if done.unmerged:

@@ -200,7 +200,9 @@ def main() -> None:
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--workspace", required=True, help="the file with the address of the code server")
-    parser.add_argument("--allow-host", action="append", default=[], help="a host name under which browsers reach it")
+    parser.add_argument(
+        "--allow-host", action="append", default=[], help="a host name under which browsers reach the webserver"
+    )
     given = parser.parse_args()
     with DagsterInstance.get() as instance:
         instance.optimize_for_webserver(*_OF_THE_DATABASE)

@@ -265,8 +265,8 @@ def needs(extra: str, what: str) -> Iterator[None]:
 _ADVICE: Final = {
     errno.ENOSPC: "free some space there, then try again",
     errno.EDQUOT: "free some space of this user's quota, then try again",
-    errno.EACCES: "give this user the right to read and write there",
-    errno.EPERM: "give this user the right to read and write there",
+    errno.EACCES: "give this user the right to read and write the file or folder",
+    errno.EPERM: "give this user the right to read and write the file or folder",
     errno.ENOENT: "create the folder, or correct the path",
     errno.ENOTDIR: "correct the path, because a part of it is not a folder",
     errno.EROFS: "mount the file system writable",

@@ -109,8 +109,8 @@ class HomeProcess:
         """Raise `CopiedProcess` for `what` unless the current process created this object."""
         if not self.is_here:
             raise CopiedProcess(
-                f"{what} belongs to process {self.identity[0]}. This process {os.getpid()} is a copy of it by "
-                f"fork(). Nothing was done here. {capitalized(advice)}",
+                f"{what} belongs to process {self.identity[0]}. This process {os.getpid()} is a copy of that "
+                f"process, made by fork(). Nothing was done here. {capitalized(advice)}",
                 expected=self.identity[0],
                 found=os.getpid(),
             )
@@ -194,14 +194,14 @@ def require_private(path: Path) -> None:
     try:
         found = path.lstat()
     except OSError as error:
-        raise Unavailable(f"{path} cannot be read ({error.strerror}). Make it readable for this user.") from error
+        raise Unavailable(f"{path} cannot be read ({error.strerror}). Make the path readable for this user.") from error
     if stat.S_ISLNK(found.st_mode):
         raise Unavailable(f"{path} is a link, and its owner could change the target. Remove the link.")
     if found.st_uid not in (0, os.geteuid()):
-        raise Unavailable(f"{path} belongs to another user. Remove it, or choose another folder.")
+        raise Unavailable(f"{path} belongs to another user. Remove the path, or choose another folder.")
     if found.st_mode & _OF_OTHERS:
         raise Unavailable(
-            f"other users can write to {path}. Remove it, or choose a folder that only this user can write to."
+            f"other users can write to {path}. Remove the path, or choose a folder that only this user can write to."
         )
 
 

@@ -110,7 +110,7 @@ def check(connection: Connection, known: TableEntry, log: TransactionLog) -> Che
             return found
         snapshot = newest
     if not known.is_of(snapshot):
-        found.differs(f"table_id is {known.table_id}, in the log {snapshot.table_id}")
+        found.differs(f"table_id is {known.table_id} in the catalog, but {snapshot.table_id} in the log")
         return found
     _check_head(found, known, snapshot, log)
     _check_splits(connection, found, known, snapshot)
@@ -121,11 +121,16 @@ def check(connection: Connection, known: TableEntry, log: TransactionLog) -> Che
 def _check_head(found: Checked, known: TableEntry, snapshot: Snapshot, log: TransactionLog) -> None:
     info = commit_info(read_version(log.store, snapshot.version) or ())
     if info is not None and info.commitId != known.head_commit_id:
-        found.differs(f"the commit of version {snapshot.version} is {known.head_commit_id}, in the log {info.commitId}")
+        found.differs(
+            f"the commit of version {snapshot.version} is {known.head_commit_id} in the catalog, but "
+            f"{info.commitId} in the log"
+        )
     wanted = TableEntry.of(snapshot, name=known.name, uri=known.uri, commit_id=known.head_commit_id)
     for name in ("head_timestamp_ms", "protocol", "schema_string", "configuration"):
         if getattr(known, name) != getattr(wanted, name):
-            found.differs(f"{name} is {getattr(known, name)!r}, in the log {getattr(wanted, name)!r}")
+            found.differs(
+                f"{name} is {getattr(known, name)!r} in the catalog, but {getattr(wanted, name)!r} in the log"
+            )
 
 
 def _check_splits(connection: Connection, found: Checked, known: TableEntry, snapshot: Snapshot) -> None:
@@ -141,12 +146,12 @@ def _check_splits(connection: Connection, found: Checked, known: TableEntry, sna
     about = connection.execute(sa.select(TABLES).where(TABLES.c.table_id == known.table_id)).mappings().one()
     for name, value in totals.items():
         if about[f"live_{name}"] != value:
-            found.differs(f"live_{name} is {about[f'live_{name}']}, in the log {value}")
+            found.differs(f"live_{name} is {about[f'live_{name}']} in the catalog, but {value} in the log")
     live = connection.execute(
         sa.select(sa.func.count()).select_from(SPLITS).where(SPLITS.c.table_id == known.table_id, LIVE)
     ).scalar_one()
     if live != found.splits:
-        found.differs(f"{live} splits are live, in the log {found.splits}")
+        found.differs(f"{live} splits are live in the catalog, but {found.splits} in the log")
 
 
 def _live(connection: Connection, known: TableEntry, paths: list[str]) -> dict[str, Mapping[str, Any]]:
@@ -170,7 +175,7 @@ def _compare(found: Checked, path: str, wanted: Mapping[str, Any], there: Mappin
         return
     for name in wanted:
         if wanted[name] != there[name]:
-            found.differs(f"{path}: {name} is {there[name]!r}, in the log {wanted[name]!r}")
+            found.differs(f"{path}: {name} is {there[name]!r} in the catalog, but {wanted[name]!r} in the log")
 
 
 def _check_others(connection: Connection, found: Checked, known: TableEntry, snapshot: Snapshot) -> None:
@@ -194,7 +199,7 @@ def _check_others(connection: Connection, found: Checked, known: TableEntry, sna
 def _differing(what: str, there: Mapping[str, object], wanted: Mapping[str, object]) -> Iterator[str]:
     for name in sorted(there.keys() | wanted.keys()):
         if there.get(name) != wanted.get(name):
-            yield f"{what} {name} is {there.get(name)!r}, in the log {wanted.get(name)!r}"
+            yield f"{what} {name} is {there.get(name)!r} in the catalog, but {wanted.get(name)!r} in the log"
 
 
 # The four queries that the catalog answers with its indexes, as statements.

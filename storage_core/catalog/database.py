@@ -76,7 +76,8 @@ def require_read_statement(statement: str, place: str) -> None:
     if found not in ASKING - ({"explain", "show"} if first == "explain" else set()):
         name = f"{first} {found}".strip() if first == "explain" else first or "a character that is not a letter"
         raise InvalidInput(
-            f"{place}: the statement begins with {quoted(name)}. Begin it with {alternatives(sorted(ASKING))}",
+            f"{place}: the statement begins with {quoted(name)}. "
+            f"Begin the statement with {alternatives(sorted(ASKING))}",
             place=place,
         )
 
@@ -339,11 +340,15 @@ def _require_file(url: URL, place: str, *, must_exist: bool) -> None:
         )
     file = Path(url.database)
     if not file.parent.is_dir():
-        raise NotFound(f"{place}: the folder {file.parent} does not exist. Create it, or name another file")
+        raise NotFound(f"{place}: the folder {file.parent} does not exist. Create the folder, or name another file")
     if file.is_dir():
-        raise InvalidInput(f"{place}: this is a folder. Name a file in it, such as sqlite:///{file / 'catalog.db'}")
+        raise InvalidInput(
+            f"{place}: this is a folder. Name a file in the folder, such as sqlite:///{file / 'catalog.db'}"
+        )
     if must_exist and not file.is_file():
-        raise NotFound(f"{place}: the catalog does not exist. Create it with: tidemark catalog refresh --url …")
+        raise NotFound(
+            f"{place}: the catalog does not exist. Create the catalog with: tidemark catalog refresh --url …"
+        )
 
 
 def _as_transactions(engine: Engine) -> None:
@@ -420,7 +425,7 @@ def _refused(cause: BaseException | None, place: str) -> TidemarkError:
 
 
 _LATER: Final = "Try again when the database can be reached"
-_CHECK: Final = "Check that it runs, and the host and port in the URL"
+_CHECK: Final = "Check that the database runs, and check the host and port in the URL"
 _ONLY_READS: Final = "only statements that read are allowed. Write a SELECT that changes nothing and reads only tables"
 
 _OF_STATEMENTS: Final = (
@@ -448,25 +453,31 @@ _OF_STATEMENTS: Final = (
         "this role has no right to use the {type} {name}. Grant the right",
     ),
     (r"readonly database|read-only transaction", _ONLY_READS),
-    (r"one statement at a time|multiple commands", "the text contains several statements. Send one at a time"),
+    (
+        r"one statement at a time|multiple commands",
+        "the text contains several statements. Send one statement at a time",
+    ),
     (r"division by zero", "the statement divides by zero. Use nullif for the divisor"),
     (
         r"too big|too large|out of range|too small|overflow",
-        "a value is out of the range of its type or of Python. Cast it to another type",
+        "a value is out of the range of its type or of Python. Cast the value to another type",
     ),
-    (r"binding|parameter", "the statement has a parameter without a value. Write the value into it"),
+    (r"binding|parameter", "the statement has a parameter without a value. Write the value into the statement"),
 )
 """The faults of statements: patterns for the messages of SQLite and PostgreSQL, and our message for each fault."""
 
 _OF_CONNECTIONS: Final = (
     (
         r"password authentication failed|no password supplied|pg_hba|role .* does not exist",
-        "it refuses this user. Check the user and the password in the URL",
+        "the database refuses this user. Check the user and the password in the URL",
     ),
-    (r"database (?P<name>\S+) does not exist", "it has no database {name}. Create it, or name another in the URL"),
+    (
+        r"database (?P<name>\S+) does not exist",
+        "the database {name} does not exist. Create the database, or name another database in the URL",
+    ),
     (r"resolve|translate host|Name or service", "the host is unknown. Check the host in the URL"),
-    (r"is locked", "another process writes to it now"),
-    (r"unable to open", "the file cannot be opened. Check its permissions and its folder"),
+    (r"is locked", "another process writes to the database now"),
+    (r"unable to open", "the file cannot be opened. Check the permissions and the folder of the file"),
     (r"disk is full|No space left", "the disk is full. Free some space"),
     (
         r"statement timeout|canceling statement",
@@ -536,7 +547,7 @@ def prepare(database: Database, *, must_exist: bool, steps: Mapping[int, Step] =
         return
     if found is None and must_exist:
         raise NotFound(
-            f"{database.place}: the catalog does not exist. Create it with: tidemark catalog refresh --url …",
+            f"{database.place}: the catalog does not exist. Create the catalog with: tidemark catalog refresh --url …",
             place=database.place,
         )
     database.write(lambda connection: _bring_forward(connection, database.place, steps))
@@ -564,13 +575,13 @@ def _found(connection: Connection, place: str, newest: int) -> int | None:
     if not names:
         return None
     if MARKER.name not in names:
-        raise _foreign(place, f"it holds the tables {quoted(', '.join(sorted(names)))}")
+        raise _foreign(place, f"the database contains the tables {quoted(', '.join(sorted(names)))}")
     columns = {each["name"] for each in inspector.get_columns(MARKER.name)}
     if columns != set(MARKER.c.keys()):
-        raise _foreign(place, f"its table {MARKER.name} has the columns {quoted(', '.join(sorted(columns)))}")
+        raise _foreign(place, f"the table {MARKER.name} has the columns {quoted(', '.join(sorted(columns)))}")
     rows = [(str(name), int(version)) for name, version in connection.execute(MARKER.select())]
     if [name for name, _ in rows] != [FORMAT]:
-        raise _foreign(place, f"its table {MARKER.name} holds {rows[:3]}")
+        raise _foreign(place, f"the table {MARKER.name} contains {rows[:3]}")
     version = rows[0][1]
     if version > newest:
         raise Unsupported(

@@ -413,7 +413,7 @@ def _commit(at: TableEntry, actions: Sequence[Action]) -> Row:
 
 MOST_TURNS: Final = 10
 NEW: Final = "the catalog did not have the table"
-REQUESTED: Final = "it was asked for"
+REQUESTED: Final = "a rebuild was requested"
 
 _logger = logging.getLogger(__name__)
 
@@ -611,9 +611,9 @@ def _require_moved(known: TableEntry, uri: str) -> None:
         return
     if found == known.table_id:
         raise InvalidInput(
-            f"{uri}: contains the table {known.table_id}, which the catalog has at {known.uri}, where it still "
-            "exists. One of them is a copy of all files. Make copies with `tidemark clone`. To record this one "
-            f"instead, run: tidemark catalog rebuild {uri} --url …",
+            f"{uri}: the catalog already has the table {known.table_id} at {known.uri}, and the table still "
+            "exists there. One of the two tables is a copy of all files. Make copies with `tidemark clone`. To "
+            f"record the table at {uri} instead, run: tidemark catalog rebuild {uri} --url …",
             uri=uri,
         )
 

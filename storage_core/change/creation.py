@@ -145,7 +145,9 @@ def relax_column(name: str) -> ColumnChange:
         field = _existing(schema, name)
         if name in snapshot.config.primary_key:
             raise InvalidInput(
-                f"column {name!r} is part of the primary key, so it must stay required. Leave it as it is", column=name
+                f"column {name!r} is part of the primary key, so the column must stay required. Do not change "
+                "the column",
+                column=name,
             )
         return _with(schema, field.with_nullable(nullable=True))
 
@@ -201,14 +203,15 @@ def _require_free(snapshot: Snapshot, name: str, change: str) -> None:
         ),
         f"a column that the table is partitioned by. {copy}": name in _partition_sources(snapshot),
         f"a column of the index {next(iter(indexes), '')!r}. Declare the table without that index first": bool(indexes),
-        "named in bloom_filters. Remove it there in the declaration first": name in config.bloom_filters,
-        "named in map_columns, so patches merge its values. Write whole values into another column": name
+        "named in bloom_filters. Remove the column from bloom_filters in the declaration first": name
+        in config.bloom_filters,
+        "named in map_columns, so patches merge the values of the column. Write whole values into another column": name
         in config.map_columns,
         "in the sort schema. Declare another sort schema first": name in bind(config, snapshot.schema).described,
     }
     used = next((use for use, is_used in uses.items() if is_used), None) or _use_by_landing(snapshot, name)
     if used is None and name in _sorted_by(snapshot):
-        used = "in the sort schema of older splits. Rewrite them with `tidemark compact NAME --resort`"
+        used = "in the sort schema of older splits. Rewrite these splits with `tidemark compact NAME --resort`"
     if used is not None:
         raise InvalidInput(f"column {name!r} cannot be {change}: it is {used}", column=name)
 
@@ -272,25 +275,25 @@ def declared_changes(
         if own is None and field.nullable:
             changes.append(add_column(field.name, field.type))
         elif own is None:
-            raise _undeclared(name, field, "it is new and required. Declare it nullable")
+            raise _undeclared(name, field, "the column is new and required. Declare the column nullable")
         elif own.nullable != field.nullable:
-            advice = f"Run {alter} relax-column {field.name}`" if field.nullable else "Declare it nullable"
-            raise _undeclared(name, field, f"it is {_nullability(own)} in the table. {advice}")
+            advice = f"Run {alter} relax-column {field.name}`" if field.nullable else "Declare the column nullable"
+            raise _undeclared(name, field, f"the column is {_nullability(own)} in the table. {advice}")
         elif widens and may_widen(field.type, own.type):
             continue
         elif may_widen(field.type, own.type):
             kind = _declared_type(own.type)
-            raise _undeclared(name, field, f"it is {kind} in the table. Declare it as {kind}")
+            raise _undeclared(name, field, f"the column is {kind} in the table. Declare the column as {kind}")
         elif own.type != field.type and not may_widen(own.type, field.type):
             raise _undeclared(
-                name, field, f"it is {_declared_type(own.type)} in the table. Add a column of the other type"
+                name, field, f"the column is {_declared_type(own.type)} in the table. Add a column of the other type"
             )
         elif own.type != field.type:
             changes.append(widen_column(field.name, field.type))
     gone = next((each for each in found if each.name not in declared.names), None)
     if gone is not None and not gains:
-        do = f"Declare it, or run {alter} drop-column {gone.name}` or {alter} rename-column {gone.name} …`"
-        raise _undeclared(name, gone, f"it is in the table but not declared. {do}")
+        do = f"Declare the column, or run {alter} drop-column {gone.name}` or {alter} rename-column {gone.name} …`"
+        raise _undeclared(name, gone, f"the column is in the table but not declared. {do}")
     return changes
 
 

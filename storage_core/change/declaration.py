@@ -84,7 +84,8 @@ class _Placed(Closed):
         for name in columns:
             if not name.isprintable() or not name.strip() or name.startswith("_"):
                 raise InvalidInput(
-                    f"{name!r} cannot name a column: it is blank, unprintable or starts with `_`. Give it another name"
+                    f"{name!r} cannot name a column: the name is blank, unprintable or starts with `_`. Give "
+                    "the column another name"
                 )
             other = seen.setdefault(name.casefold(), name)
             if other is not name:
@@ -101,7 +102,7 @@ def _field(entry: Setting) -> tuple[Any, Any]:
         if given is None:
             return default
         if isinstance(given, str) and entry.schema.get("type") == "array":
-            raise InvalidInput(f"{quoted(given)} is not a list. Write it in brackets: [{given[:80]}]")
+            raise InvalidInput(f"{quoted(given)} is not a list. Write the list in brackets: [{given[:80]}]")
         value = entry.form.read(given)
         entry.check(value)
         return value
@@ -302,7 +303,7 @@ class TableDeclaration(_Settings):
         column = given["columns"][name]
         if column.type != "string" or not column.nullable or name in given["primary_key"]:
             raise InvalidInput(
-                f"on_new_field: column {name!r} cannot get the new fields. Give it the type string, without `!`"
+                f"on_new_field: column {name!r} cannot get the new fields. Give the column the type string, without `!`"
             )
 
     @classmethod
@@ -326,7 +327,8 @@ class TableDeclaration(_Settings):
         for name in landing.times:
             if not given["columns"][name].type.startswith("timestamp"):
                 raise InvalidInput(
-                    f"times: column {name!r} is not a timestamp. Give it the type timestamp, or leave it out of times"
+                    f"times: column {name!r} is not a timestamp. Give the column the type timestamp, or leave "
+                    "the column out of times"
                 )
             if landing.time_format is not None and name == given["time_column"]:
                 raise InvalidInput(f"column {name!r} has a time_format and a unit in times. Leave one of them out")
@@ -343,7 +345,8 @@ class TableDeclaration(_Settings):
                 names = ", ".join(missing)
                 if landing.pattern is not None:
                     raise InvalidInput(
-                        f"the pattern has no group for the required columns {names}. Add a group for each of them"
+                        f"the pattern has no group for the required columns {names}. Add a group for each of "
+                        "these columns"
                     )
                 raise InvalidInput(
                     f"the required columns {names} are missing in `columns`. Name all fields of the files in order"

@@ -74,29 +74,31 @@ def parse_yaml(data: bytes, where: str, needs: str = "at least a name, a uri and
         line = mark.line + 1 if mark else 1
         raise InvalidInput(f"{where}:{line}: not valid YAML: {_yaml_fault(error)}", file=where, line=line) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = str(error) if type(error) is yaml.YAMLError else "it has characters that UTF-8 or YAML does not have"
+        reason = (
+            str(error) if type(error) is yaml.YAMLError else "the file has characters that UTF-8 or YAML does not have"
+        )
         raise InvalidInput(f"{where}:1: not valid YAML: {reason}. Correct the file", file=where, line=1) from error
 
 
 _YAML_FAULTS: Final = (
     ("'\\t'", "a tab is used for indentation. Use spaces"),
-    ("expected ',' or ']'", "a list begins with [ and has no end. Write ] after its last value"),
-    ("expected ',' or '}'", "a mapping begins with { and has no end. Write } after its last value"),
+    ("expected ',' or ']'", "a list begins with [ and has no end. Write ] after the last value of the list"),
+    ("expected ',' or '}'", "a mapping begins with { and has no end. Write } after the last value of the mapping"),
     (
         "mapping values are not allowed",
         "a : is not allowed here. Quote a value that contains a :, and check the indentation",
     ),
-    ("could not find expected ':'", "a field has no : after its name. Write it as name: value"),
+    ("could not find expected ':'", "a field has no : after its name. Write the field as name: value"),
     ("unexpected end of stream", "a quote is not closed. Close it"),
     (
         "expected <block end>",
         "the indentation differs from the lines before. Give all fields of a mapping the same indentation",
     ),
-    ("expected a single document", "it has several documents. Keep one, and remove the lines ---"),
+    ("expected a single document", "the file has several documents. Keep one document, and remove the lines ---"),
     ("undefined alias", "a value begins with *, so it is an alias of an unknown anchor. Quote the value"),
     ("cannot start any token", "a value begins with a character that needs quotes. Quote the value"),
     ("escape character", "a text in double quotes has a \\ that is not an escape. Use single quotes"),
-    ("but found another document", "it has several documents. Keep one, and remove the lines ---"),
+    ("but found another document", "the file has several documents. Keep one document, and remove the lines ---"),
 )
 """Common faults in YAML: a part of the parser's message, and our message for the fault."""
 
@@ -106,7 +108,9 @@ def _yaml_fault(error: yaml.MarkedYAMLError) -> str:
     texts = [each for each in (error.problem, error.context) if each]
     if isinstance(error, yaml.scanner.ScannerError | yaml.parser.ParserError | yaml.composer.ComposerError):
         known = (said for part, said in _YAML_FAULTS if any(part in each for each in texts))
-        return next(known, "the line does not follow the rules of YAML. Check its quotes, brackets and indentation")
+        return next(
+            known, "the line does not follow the rules of YAML. Check the quotes, brackets and indentation of the line"
+        )
     return str(error.problem)
 
 
@@ -145,7 +149,8 @@ class _BoundedLoader(yaml.BaseLoader):
         nodes, depth = 1 + sum(each for each, _ in inside), 1 + max((each for _, each in inside), default=0)
         if nodes > MOST_NODES or depth > MOST_DEPTH:
             raise _refusal(
-                event, f"its aliases expand to more than {MOST_NODES} values, or nest deeper than {MOST_DEPTH}"
+                event,
+                f"the aliases of the file expand to more than {MOST_NODES} values, or nest deeper than {MOST_DEPTH}",
             )
         return nodes, depth
 

@@ -80,7 +80,8 @@ class QuietHours:
         found = _HOURS.fullmatch(text.strip())
         if found is None:
             raise InvalidInput(
-                f"{text!r} is not a valid range of hours. Write it as 08:00-18:00 (UTC), or 22:00-06:00 past midnight"
+                f"{text!r} is not a valid range of hours. Write the range as 08:00-18:00 (UTC), or 22:00-06:00 "
+                "past midnight"
             )
         first, second, *last = (int(each) for each in found.groups() if each is not None)
         start, end = first * 60 + second, last[0] * 60 + last[1]
@@ -363,7 +364,8 @@ else:
     ScheduleDeclaration = create_model(
         "ScheduleDeclaration",
         __base__=_Schedule,
-        __doc__="A cron line per step, UTC, named as its job. A step without a cron line runs when needed.",
+        __doc__="One cron line per step, in UTC. The name of a field is the job of the step. A step without a cron "
+        "line runs when needed.",
         **{each.name: (Cron, each.cron) if each.cron else (Cron | None, None) for each in TABLE_STEPS},
     )
 
@@ -408,7 +410,7 @@ def place(uri: str) -> str:
         raise InvalidInput(f"{uri!r} is not a location. Write a path such as warehouse/events, or a URI")
     check_location(uri)
     if ".." in PurePosixPath(uri).parts:
-        raise InvalidInput(f"{uri!r} leaves its folder with `..`. Write the path without it")
+        raise InvalidInput(f"{uri!r} leaves its folder with `..`. Write the path without `..`")
     return uri
 
 

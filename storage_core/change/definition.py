@@ -129,8 +129,8 @@ def _check_maps(schema: pa.Schema, config: TableConfig) -> None:
             )
         if merging(name) in schema.names:
             raise InvalidInput(
-                f"map_columns: the column {merging(name)!r} has the name that records use for {name!r}. Rename one "
-                "of them",
+                f"map_columns: the column {merging(name)!r} has the name that records use for {name!r}. Rename "
+                "one of these columns",
                 column=name,
             )
 
@@ -163,8 +163,8 @@ def _check_maintained(_: pa.Schema, config: TableConfig) -> None:
     for name in config.maintained_indexes or ():
         if config.kind != "keyed":
             raise InvalidInput(
-                f"maintained_indexes contains {name!r}, but the setting works only for keyed tables. Leave it out, "
-                "or alter it to None",
+                f"maintained_indexes contains {name!r}, but the setting works only for keyed tables. Leave the "
+                "setting out, or alter the setting to None",
                 index=name,
             )
         if config.index(name) is None:

@@ -351,7 +351,7 @@ def required_filter(condition: object, verb: str, schema: pa.Schema) -> Filter:
     """
     found = None if isinstance(condition, str) and not condition.strip() else wanted_filter(condition)
     if found is None:
-        raise InvalidInput(f"{verb} needs a condition. Give one, or the condition true for every row")
+        raise InvalidInput(f"{verb} needs a condition. Give a condition. The condition `true` matches every row")
     if isinstance(condition, str):  # only text is checked, because a condition made with `col` calls no function
         require_repeatable(condition, schema.names, f"condition of {verb}")
     require_condition(found, schema)
@@ -431,6 +431,6 @@ def _require_distinct(rows: pa.Table, keys: Sequence[str]) -> None:
         value = rows.select(keys).slice(row, 1).to_pylist()[0]
         shown = ", ".join(f"{name} {quoted(each)}" for name, each in value.items())
         raise InvalidInput(
-            f"row {row} has the same {shown} as an earlier row. Leave all but one out",
+            f"row {row} has the same {shown} as an earlier row. Keep only one of these rows",
             row=row,
         )

@@ -82,7 +82,8 @@ class CarryOver:
             return actions
         if removed and len(ended) == len(removed):
             raise CommitConflict(
-                f"other commits ended every row of the {len(removed)} splits to compact. There is nothing to commit. "
+                f"other commits deleted or replaced every row of the {len(removed)} splits to compact. There is "
+                "nothing to commit. "
                 "Plan again"
             )
         marked = {path: add for merge in self._merges for path, add in merge.marked(head).items()}
@@ -193,7 +194,8 @@ class _Carried:
             inputs = ", ".join(self.task.inputs[number].path for number in newly)
             raise Corrupt(
                 f"MC-2: the {expected.rows} deleted rows of {inputs} have the fingerprint {expected.digest:x}. The "
-                f"{found.rows} rows at their positions in the outputs have {found.digest:x}. Nothing was committed"
+                f"{found.rows} rows at the same places in the outputs have the fingerprint {found.digest:x}. "
+                "Nothing was committed"
             )
 
 

@@ -379,7 +379,8 @@ def require_whole(task: CompactionTask, results: Sequence[Rewrite]) -> None:
     removed = sorted(remove.path for result in results for remove in result.removes)
     if not expected == read == written or removed != sorted(add.path for add in task.inputs):
         raise Corrupt(
-            f"MC-1: the merge has {expected} rows in {len(task.inputs)} splits. Its {len(results)} parts read {read} "
+            f"MC-1: the merge has {expected} rows in {len(task.inputs)} splits. The {len(results)} parts of the "
+            f"merge read {read} "
             f"rows of {len(removed)} splits and wrote {written} rows. Nothing was committed"
         )
 

@@ -64,7 +64,7 @@ _MODES: Final = {
     Mode.RESORT: "Rewrite splits of another sort schema in the table's order.",
 }
 
-Tables = Annotated[tuple[str, ...], Option(help="A tables/*.yaml file. Give one per table.", command=_ONLY_JOBS)]
+Tables = Annotated[tuple[str, ...], Option(help="A tables/*.yaml file. Give one file per table.", command=_ONLY_JOBS)]
 Root = Annotated[
     str | None, Option(help="The folder to which relative locations in these files are relative.", command=_ONLY_JOBS)
 ]
@@ -85,9 +85,9 @@ class RunOptions:
         str,
         Option(help="The Spark master that runs the tasks, or sc://… of a Spark Connect server.", metavar="URL"),
     ] = LOCAL_SPARK
-    run_id: Annotated[str | None, Option(help="Id of the run. Commits and leases contain it.", command=_ONLY_JOBS)] = (
-        None
-    )
+    run_id: Annotated[
+        str | None, Option(help="Id of the run. Commits and leases contain the id.", command=_ONLY_JOBS)
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,10 +235,11 @@ class Forget(RunOptions):
     table_uri: TableUri
     where: Annotated[str, Option(help="Condition in SQL that selects the rows.", metavar="CONDITION")]
     table: Annotated[str | None, Option(help="Name of the table in the records of raw logs.")] = None
-    raw_logs: Annotated[tuple[str, ...], Option(help="A raw_logs/*.yaml file. Give one per raw log.")] = ()
+    raw_logs: Annotated[tuple[str, ...], Option(help="A raw_logs/*.yaml file. Give one file per raw log.")] = ()
     root: Root = None
     landing: Annotated[
-        str | None, Option(help="The landing location, as JSON. Its files are searched, too.", command=_ONLY_JOBS)
+        str | None,
+        Option(help="The landing location, as JSON. The files at this location are searched, too.", command=_ONLY_JOBS),
     ] = None
     report: Annotated[bool, Option(help="Only report the objects that contain the rows, and change nothing.")] = False
 
@@ -464,7 +465,8 @@ TABLE_STEPS: Final = (
         example="planes",
         lease="sort",
         asset="sorted",
-        promise="Unmerged generations. If a region has many, they are combined into one that is sorted by key.",
+        promise="Unmerged generations. If a region has many generations, they are combined into one generation that is "
+        "sorted by key.",
         follows=("merge",),
         is_of=lambda table: bool(table.primary_key),
         kinds=_SPARK,
@@ -477,7 +479,7 @@ TABLE_STEPS: Final = (
         home="storage_core.compact.steps",
         summary="Remove windows that are older than the retention.",
         more=(
-            "Windows leave as a whole, in one commit. Older versions still contain the rows until garbage collection "
+            "One commit removes whole windows. Older versions still contain the rows until garbage collection "
             "removes these versions and deletes the files."
         ),
         options=Expire,
@@ -574,7 +576,7 @@ OTHER_STEPS: Final = (
         name="merge_segments",
         home="storage_core.index.steps",
         summary="Merge the small segments of an index.",
-        more="Each catch-up does this, too.",
+        more="Each catch-up merges small segments, too.",
         options=MergeSegments,
         command="merge-segments",
         example="clicks",

@@ -76,19 +76,19 @@ def fault_of(text: str, *, is_condition: bool = False) -> str:
         return f"the condition contains {what}. {advice}"
     place = _place(mark)
     kind = text.partition(":")[0]
-    general, advice = _GENERAL.get(kind, ("a part of it cannot be evaluated", "Correct this part"))
+    general, advice = _GENERAL.get(kind, ("a part of the text cannot be evaluated", "Correct this part"))
     return f"{general}{f' near {quoted(place)}' if place else ''}. {advice}"
 
 
 _GENERAL: Final = {
-    "Parser Error": ("it is not valid SQL", "Correct this part"),
+    "Parser Error": ("the text is not valid SQL", "Correct this part"),
     "Binder Error": ("a name or a type does not fit", "Correct this part"),
     "Catalog Error": ("a name is unknown", "Correct this part"),
     "Conversion Error": ("a value cannot be converted to another type", "Use try_cast to get null, or another type"),
     "Invalid Input Error": ("a function refuses a value", "Check the arguments, or leave these rows out"),
     "Out of Range Error": ("a value is out of range", "Use smaller values or a larger type"),
-    "Permission Error": ("it reads something that a query may not read", "Read only the given tables"),
-    "Not implemented Error": ("it uses something that DuckDB does not support", "Write it in another way"),
+    "Permission Error": ("the text reads something that a query may not read", "Read only the given tables"),
+    "Not implemented Error": ("the text uses something that DuckDB does not support", "Write this part in another way"),
 }
 
 
@@ -135,7 +135,7 @@ _OPERATORS: Final = {
 def _call(found: re.Match[str]) -> str:
     name, types = _OPERATORS.get(found["name"], found["name"]), found["types"]
     if not types:
-        return f"no function {shortened(name)} is without arguments. Give its arguments"
+        return f"the function {shortened(name)} needs arguments. Give the arguments"
     return (
         f"no function {shortened(name)} takes {_types(types)}. Cast an argument to another type, such as cast(x as int)"
     )
@@ -160,7 +160,7 @@ def _field(found: re.Match[str]) -> str:
 _RE2_FAULTS: Final = {
     "missing )": "a group is not closed",
     "missing ]": "a character class is not closed",
-    "unexpected )": "a group is closed that is not open",
+    "unexpected )": "a ) closes a group that is not open",
     "invalid named capture group": "the name of a group has characters other than letters, digits and _",
     "duplicate capture group name": "two groups have the same name",
     "no argument for repetition operator": "a *, + or ? has nothing before it",
@@ -168,8 +168,8 @@ _RE2_FAULTS: Final = {
     "invalid repetition size": "a number of repetitions is too large",
     "invalid escape sequence": "a letter after \\ has no meaning",
     "invalid character class range": "a range of characters ends before it begins",
-    "trailing \\": "it ends with \\",
-    "invalid perl operator": "it uses a look-around or another group (?…) that RE2 does not support",
+    "trailing \\": "the expression ends with \\",
+    "invalid perl operator": "the expression uses a look-around or another group (?…) that RE2 does not support",
 }
 """The faults of an RE2 expression. Each key is the beginning of RE2's own name for the fault."""
 
@@ -180,7 +180,9 @@ def re2_fault(text: str) -> str | None:
 
 
 def _expression(found: re.Match[str]) -> str:
-    return f"a regular expression is not valid: {re2_fault(found[0])}. Correct it at {quoted(found['part'])}"
+    return (
+        f"a regular expression is not valid: {re2_fault(found[0])}. Correct the expression at {quoted(found['part'])}"
+    )
 
 
 _Said = str | Callable[[re.Match[str]], str]
@@ -213,14 +215,14 @@ _FAULTS: Final = (
         r"destination type (?P<type>[^\n]+)",
         lambda found: (
             f"the value {shortened(found['value'], 80)} is out of the range of the type {_sql_type(found['type'])}. "
-            "Cast it to a larger type"
+            "Cast the value to a larger type"
         ),
     ),
     _fault(
         r"Unimplemented type for cast \((?P<from>.+?) -> (?P<type>.+?)\)",
         lambda found: (
-            f"a value of the type {_sql_type(found['from'])} cannot be cast to {_sql_type(found['type'])}. Cast it to "
-            "VARCHAR first, or use a function such as to_timestamp"
+            f"a value of the type {_sql_type(found['from'])} cannot be cast to {_sql_type(found['type'])}. Cast "
+            "the value to VARCHAR first, or use a function such as to_timestamp"
         ),
     ),
     _fault(
@@ -244,7 +246,7 @@ _FAULTS: Final = (
     ),
     _fault(
         r'extract specifier "(?P<name>.*?)" not recognized',
-        lambda found: f"{quoted(found['name'])} is not a part of a date. Give one such as 'hour', 'day' or 'month'",
+        lambda found: f"{quoted(found['name'])} is not a part of a date. Give a part such as 'hour', 'day' or 'month'",
     ),
     _fault(r"LIMIT/OFFSET cannot be negative", "LIMIT or OFFSET is negative. Give 0 or more"),
     _fault(r"Date out of range", "a date does not exist. Check the year, the month and the day"),
@@ -259,19 +261,19 @@ _FAULTS: Final = (
     _fault(
         r'column "(?P<name>.+?)" must appear in the GROUP BY clause',
         lambda found: (
-            f"the column {quoted(found['name'])} is neither in GROUP BY nor in an aggregate. Add it to GROUP BY, or "
-            f"use any_value({shortened(found['name'])})"
+            f"the column {quoted(found['name'])} is neither in GROUP BY nor in an aggregate. Add the column to "
+            f"GROUP BY, or use any_value({shortened(found['name'])})"
         ),
     ),
     _fault(
         r"aggregate function calls cannot be nested",
-        "an aggregate contains another aggregate. Compute the inner one in a subquery",
+        "an aggregate contains another aggregate. Compute the inner aggregate in a subquery",
     ),
     _fault(
         r"(?P<what>Window|UNNEST)[^\n]* not supported here",
         lambda found: (
-            f"{'a window function' if found['what'] == 'Window' else 'unnest'} is not allowed here. Compute it in a "
-            "subquery"
+            f"{'a window function' if found['what'] == 'Window' else 'unnest'} is not allowed here. Compute "
+            "this value in a subquery"
         ),
     ),
     _fault(
@@ -283,7 +285,9 @@ _FAULTS: Final = (
     ),
     _fault(
         r'Ambiguous reference to column name "(?P<name>.+?)"',
-        lambda found: f"the column {quoted(found['name'])} is in several tables. Write the name of its table before it",
+        lambda found: (
+            f"the column {quoted(found['name'])} is in several tables. Write the name of the table before the column"
+        ),
     ),
     _fault(
         r'Referenced table "(?P<name>.+?)" not found',
@@ -307,16 +311,17 @@ _FAULTS: Final = (
     ),
     _fault(
         r"Set operations can only apply",
-        "the SELECTs of a set operation have different numbers of columns. Select the same number in each",
+        "the SELECTs of a set operation have different numbers of columns. Select the same number of columns "
+        "in each SELECT",
     ),
     _fault(
         r"Subquery returns \d+ columns",
-        "a subquery used as a value returns several columns. Select one column in it",
+        "a subquery used as a value returns several columns. Select one column in the subquery",
     ),
     _fault(r"More than one row returned by a subquery", "a subquery used as a value returns several rows. Add limit 1"),
     _fault(
         r"DECIMAL type width must be",
-        "the type DECIMAL has from 1 to 38 digits. Write such a type, for example decimal(38, 2)",
+        "the type DECIMAL has from 1 to 38 digits. Write a type with at most 38 digits, for example decimal(38, 2)",
     ),
     _fault(
         r"No files found that match the pattern \"(?P<name>.*)\"",

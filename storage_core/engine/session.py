@@ -53,7 +53,7 @@ def reject_lossy_types(answer: duckdb.DuckDBPyRelation) -> None:
                 shown = "TIMETZ" if each.id.startswith("time") else each.id.upper()
                 raise InvalidInput(
                     f"column {quoted(name)} has values of DuckDB's type {shown}, which Arrow data does not keep. "
-                    f"Cast them in the query, for example to {_CHANGED[each.id]}.",
+                    f"Cast the values in the query, for example to {_CHANGED[each.id]}.",
                     column=name,
                 )
 

@@ -329,7 +329,7 @@ def _several(what: str, found: str, text: str) -> InvalidInput:
         form = "one SELECT statement"
         advice = "To change rows, use append, upsert, update, overwrite or delete"
     else:
-        form, advice = "one expression over the columns", "Write it without ; and without other statements"
+        form, advice = "one expression over the columns", "Write the expression without ; and without other statements"
     return InvalidInput(f"the {what} {found} is not {form}. {advice}", query=text)
 
 
@@ -358,10 +358,10 @@ def check(tree: Node, text: str, *, tables: Collection[str], what: str = "query"
     parts = sum(str(node.get("type")) in _PARTS for node in nodes)
     if parts > MOST_PARTS:
         advice = "Divide it into several queries, or use one condition for several values"
-        raise refused(text, what, f"it has {parts} SELECTs and tables. The limit is {MOST_PARTS}. {advice}")
+        raise refused(text, what, f"the {what} has {parts} SELECTs and tables. The limit is {MOST_PARTS}. {advice}")
     joins = sum(node.get("type") == "JOIN" for node in nodes)
     if joins > MOST_JOINS:
-        raise refused(text, what, f"it has {joins} joins. The limit is {MOST_JOINS}")
+        raise refused(text, what, f"the {what} has {joins} joins. The limit is {MOST_JOINS}")
     named = {str(node["key"]).lower() for node in nodes if _is_common_table(node.get("value"))}
     for name in named:
         if not is_table_name(name):
@@ -467,7 +467,9 @@ def _from_type(pivot: Node) -> bool:
 
 def _part(name: str) -> str:
     """Return the reason why an unknown part of SQL is refused. `name` is the parser's name of the part."""
-    return f"it contains a part of SQL that is not allowed ({name.lower().replace('_', ' ')}). Leave this part out"
+    return (
+        f"the text contains a part of SQL that is not allowed ({name.lower().replace('_', ' ')}). Leave this part out"
+    )
 
 
 def _expression_objection(node: Node, class_: str, text: str) -> str | None:
@@ -506,19 +508,19 @@ def _functions() -> frozenset[str]:
 
 def _check_size(text: str, what: str) -> None:
     if len(text) > LONGEST_TEXT:
-        advice = "Give it in parts"
+        advice = "Give the text in parts"
         raise InvalidInput(f"the {what} has {len(text)} characters. The limit is {LONGEST_TEXT}. {advice}", query=None)
     try:
         coded = text.encode()
     except UnicodeEncodeError as error:
         raise InvalidInput(
-            f"the {what} contains a character that UTF-8 cannot encode. Write it in UTF-8", query=text
+            f"the {what} contains a character that UTF-8 cannot encode. Write the text in UTF-8", query=text
         ) from error
     import duckdb
 
     words, depth = duckdb.tokenize(text), 0
     if len(words) > MOST_WORDS:
-        advice = "Give it in parts"
+        advice = "Give the text in parts"
         raise InvalidInput(
             f"the {what} has {len(words)} words and signs. The limit is {MOST_WORDS}. {advice}", query=None
         )
@@ -566,8 +568,9 @@ def require_repeatable(text: str, columns: Collection[str], what: str) -> None:
         raise refused(
             text,
             what,
-            f"{found} can change when the text is evaluated again, as after a commit of another writer. Write a "
-            "constant, as in ts < TIMESTAMP '2026-01-31 12:00:00'. Or use values of the row, as in hash(id) % 10 = 0",
+            f"{found} can change when the text is evaluated again, for example after another writer commits. "
+            "Write a constant, as in ts < TIMESTAMP '2026-01-31 12:00:00'. Or use values of the row, as in "
+            "hash(id) % 10 = 0",
         )
 
 
@@ -645,7 +648,9 @@ def _refused(value: object, what: str) -> Iterator[None]:
     import duckdb
 
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        raise InvalidInput(f"{what} an integer of {value.bit_length():,} bits. Give one of at most {_MOST_BITS:,} bits")
+        raise InvalidInput(
+            f"{what} an integer of {value.bit_length():,} bits. Give an integer of at most {_MOST_BITS:,} bits"
+        )
     try:
         yield
     except InvalidInput:
@@ -658,7 +663,7 @@ def _described(value: object) -> str:
     """Return a description of a value for which DuckDB has no literal, and advice about other values."""
     match value:
         case int():
-            return f"{quoted(value)}. Give one of at most 127 bits"
+            return f"{quoted(value)}. Give an integer of at most 127 bits"
         case str():
             return f"{quoted(value)}. Give text that UTF-8 can encode"
         case list() | tuple() | dict():

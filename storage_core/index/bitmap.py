@@ -88,7 +88,9 @@ class ColumnBitmaps:
         if self.values.type == kind:
             return self
         if not may_widen(self.values.type, kind):
-            raise damaged(self.where, f"its values are {type_text(self.values.type)}, expected {type_text(kind)}")
+            raise damaged(
+                self.where, f"the values have the type {type_text(self.values.type)}, expected {type_text(kind)}"
+            )
         with damage(self.where):
             wider = self.values.values.cast(kind)
         return replace(self, values=replace(self.values, type=kind, values=wider, keys=_keys(wider)))
@@ -165,7 +167,7 @@ def check(files: Mapping[str, bytes | memoryview], definition: IndexDefinition, 
     positions = range(len(definition.columns))
     names = {name(position) for position in positions for name in (_values_name, _bitmaps_name)}
     if names != files.keys():
-        raise _damaged(where, f"its files are {sorted(files)}, expected {sorted(names)}")
+        raise _damaged(where, f"the segment has the files {sorted(files)}, expected {sorted(names)}")
     for position in positions:
         values = files[_values_name(position)]
         column_values(values, size=len(files[_bitmaps_name(position)]), where=where)
@@ -187,7 +189,7 @@ def column_values(data: bytes | memoryview, *, size: int, where: str) -> ColumnV
         offsets, lengths = (table.column(name).to_numpy() for name in ("offset", "length"))
         ends = np.cumsum(lengths, dtype=np.int64)
         if (lengths < 0).any() or (offsets != ends - lengths).any() or (ends[-1] if len(ends) else 0) != size:
-            raise ValueError("its bitmaps have gaps or overlap")
+            raise ValueError("the bitmaps have gaps or overlap")
         checksums = table.column("xxh3").to_numpy() if "xxh3" in table.column_names else None
         kind = table.schema.field("value").type
         known = table.column("value").combine_chunks().drop_null()
@@ -257,7 +259,7 @@ def value_table(source: pa.NativeFile) -> pa.Table:
     values, *others = table.columns
     nulls = values.null_count
     if any(each.null_count for each in others) or nulls > (last == "xxh3") or (nulls and values[-1].is_valid):
-        raise ValueError("an offset, a length or a checksum is null, or a value that is not the last")
+        raise ValueError("an offset, a length or a checksum is null, or a value before the last value is null")
     return table
 
 

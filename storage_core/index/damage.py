@@ -71,4 +71,4 @@ def as_query_error() -> Iterator[None]:
     except BaseException as error:
         if not panicked(error):
             raise
-        raise ValueError("it cannot be read as a query") from error
+        raise ValueError("the text cannot be read as a query") from error

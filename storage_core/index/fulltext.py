@@ -117,7 +117,8 @@ def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
             )
         if not column or column.startswith("-"):
             what = (
-                f"a full-text index cannot contain a column named {column!r}. Remove it from the index, then rename it"
+                f"a full-text index cannot contain a column named {column!r}. Remove the column from the index, "
+                "then rename the column"
             )
             raise InvalidInput(f"index {definition.name!r}: {what}")
         if not pa.types.is_string(kind := schema.field(column).type):

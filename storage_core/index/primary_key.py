@@ -137,7 +137,7 @@ def check(files: Mapping[str, bytes | memoryview], *, rows: int | None, identity
     """Raise `Corrupt` or `Unsupported` unless these are valid files of a segment with this number of rows."""
     found = len(every_key(files, identity, where=where).rows)
     if rows is not None and found != rows:
-        raise _damaged(where, f"it has the keys of {found} rows, the log has {rows}")
+        raise _damaged(where, f"the files have the keys of {found} rows, but the log has {rows} rows")
 
 
 def _files(keys: HashedRows) -> dict[str, bytes]:

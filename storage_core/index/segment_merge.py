@@ -93,7 +93,9 @@ def _renumber(directory: Path, target: Path, rows: Positions, definition: IndexD
     named = [_rows_of(searcher, ordinal, count) for ordinal, count in enumerate(own.values())]
     every = np.concatenate([np.zeros(0, np.int64), *named])
     if not np.array_equal(np.sort(every), np.arange(len(rows))):
-        raise text_files.corrupt(directory.name, f"its documents do not contain each of its {len(rows)} rows once")
+        raise text_files.corrupt(
+            directory.name, f"the documents do not contain each of the {len(rows)} rows exactly once"
+        )
     for segment, numbers in zip(own, named, strict=True):
         scratch.mkdir()
         _write_rows(scratch, rows[numbers], definition)
@@ -198,7 +200,7 @@ def _decoded(
         codes[found] = place
         named += len(found)
     if named != int((codes >= 0).sum()):
-        raise damaged(where, "it has a row with two values")
+        raise damaged(where, "the segment has a row with two values")
     return values, codes
 
 
@@ -459,7 +461,9 @@ class _Merging:
             if origins is None and len(rows) != count:
                 first = self._work.segments[0].path
                 raise damaged(
-                    add.path, f"segments such as {first} cover all its {count} rows, but have only {len(rows)} of them"
+                    add.path,
+                    f"segments such as {first} cover all {count} rows of the split, but contain only "
+                    f"{len(rows)} of these rows",
                 )
             if rows:
                 found.append(CoveredSplit(add.path, count, part))

@@ -363,9 +363,9 @@ def _name(segment: IndexSegment, *what: object) -> _Name:
 
 _logger = logging.getLogger(__name__)
 
-UNCOVERED: Final = "no segment covers them"
-DEAR: Final = "a read of their keys costs less"
-UNUSABLE: Final = "their segments are damaged or gone"
+UNCOVERED: Final = "no segment covers these splits"
+DEAR: Final = "a read of the keys of these splits costs less"
+UNUSABLE: Final = "the segments of these splits are damaged or missing"
 _HEADER_BYTES: Final = len(bundle.MAGIC + bundle.VERSION)
 _ASK_BYTES: Final = 64
 _SOUND: Final = "as stored"

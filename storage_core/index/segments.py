@@ -380,7 +380,7 @@ def _without_rows(files: Mapping[str, memoryview], segment: IndexSegment) -> dic
     parts = {each.file: each for each in members(segment) if each.origins is not None}
     for name, member in parts.items():
         if name not in files:
-            raise damaged(segment.path, "the list of its rows is missing")
+            raise damaged(segment.path, "the list of the rows of the segment is missing")
         part_rows(files[name], segment, member)
     return {name: data for name, data in files.items() if name not in parts}
 

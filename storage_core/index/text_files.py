@@ -108,7 +108,7 @@ def validate_tokenizers(definition: IndexDefinition) -> None:
     """Raise `InvalidInput` unless the options set a known tokenizer for each column."""
     options = {_OPTION, *(f"{_OPTION}.{column}" for column in definition.columns)}
     if unknown := sorted(definition.options.keys() - options):
-        takes = f"A full-text index takes `{_OPTION}`, and `{_OPTION}.<column>` of its columns"
+        takes = f"A full-text index takes `{_OPTION}` for all columns, and `{_OPTION}.<column>` for one column"
         raise InvalidInput(f"index {definition.name!r}: unknown option {unknown[0]!r}. {takes}")
     for name in definition.options.values():
         if not _is_known(name):
@@ -258,7 +258,7 @@ def check(
     If `rows` is None, any number is valid.
     """
     if META not in files:
-        raise corrupt(where, f"it has no {META}")
+        raise corrupt(where, f"the segment has no {META}")
     listed = segments_of(bytes(files[META][: _MAX_META_BYTES + 1]), definition, where)
     names = {name for each in listed for name in names_of(each)}
     if names != files.keys() - {META}:
@@ -271,7 +271,7 @@ def check(
             raise corrupt(where, f"segment {each} is too small for its {count} documents")
     found = sum(listed.values())
     if rows is not None and found != rows:
-        raise corrupt(where, f"it has {found} documents, expected {rows}")
+        raise corrupt(where, f"the segment has {found} documents, expected {rows}")
 
 
 def names_of(segment: str) -> list[str]:

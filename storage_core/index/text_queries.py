@@ -62,7 +62,7 @@ def check_text(text: str) -> None:
     openings = text.count("(") + text.count("NOT")
     if openings > MAX_OPENINGS:
         raise ValueError(
-            f"it has {openings:,} times `(` or `NOT`, at most {MAX_OPENINGS:,} are allowed. Use fewer groups"
+            f"the query contains `(` or `NOT` {openings:,} times. The limit is {MAX_OPENINGS:,}. Use fewer groups"
         )
 
 
@@ -75,14 +75,15 @@ def check_tree(tree: Node) -> None:
     for node, depth, boost in walk(tree):
         clauses += _clauses(node)
         if depth > MAX_DEPTH:
-            raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels. Use fewer groups")
+            raise ValueError(f"the query is nested deeper than {MAX_DEPTH} levels. Use fewer groups")
         if clauses > MAX_CLAUSES:
             raise ValueError(
-                f"it has more than {MAX_CLAUSES:,} words and clauses. Search for fewer, or in several queries"
+                f"the query has more than {MAX_CLAUSES:,} words and clauses. Search for fewer words, or send "
+                "several queries"
             )
         if not boost <= MAX_BOOST:  # also true for NaN, the result of 0 times infinity
             raise ValueError(
-                f"its boost is greater than {MAX_BOOST:.0f}, so scores would be infinite. Use a smaller boost"
+                f"the boost is greater than {MAX_BOOST:.0f}, so scores would be infinite. Use a smaller boost"
             )
         if node.get("slop", 0) > MAX_SLOP:
             raise ValueError(
@@ -188,7 +189,9 @@ def _earlier(words: Sequence[str]) -> list[int | None]:
 
 
 def _too_many(words: Sequence[str], slop: int) -> ValueError:
-    return ValueError(f"its {len(words)} words have too many possible orders within {slop} positions. Lower the slop")
+    return ValueError(
+        f"the {len(words)} words of the phrase have too many possible orders within {slop} positions. Lower the slop"
+    )
 
 
 # A query word with `*` or `~` can match several words of the index. `kib*` matches a prefix, and `kibana~1` matches
@@ -472,7 +475,7 @@ class QueryBuilder:
 
     def _range(self, column: str, node: Node) -> tantivy.Query:
         if node["field"] is None:
-            raise ValueError(f"a range needs a column. Write it as {self.definition.columns[0]}:[a TO b]")
+            raise ValueError(f"a range needs a column. Write the range as {self.definition.columns[0]}:[a TO b]")
         if text_files.gram_of(self.definition, column) is not None:
             raise ValueError(f"column {column!r} has n-grams, which have no ranges")
         if text_files.has_stems(self.definition, column):
@@ -590,7 +593,7 @@ def read(text: str) -> Node:
         with damage.as_query_error():
             tree = cast("Node", tantivy.parse_query(written))
     except ValueError as error:
-        raise ValueError("the query is not valid") from error
+        raise ValueError("the text is not a valid query") from error
     if written != text:
         for node, _, _ in walk(tree):
             _put_back(cast("dict[str, Any]", node), stand_in)

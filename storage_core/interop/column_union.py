@@ -108,7 +108,7 @@ def as_held(schema: pa.Schema, where: str) -> pa.Schema:
     if len({*folded}) < len(folded):
         twice = next(name for name in held.names if folded.count(name.casefold()) > 1)
         raise InvalidInput(
-            f"{where}: two columns have the name {twice!r}, ignoring case. Leave one out with a query",
+            f"{where}: two columns have the name {twice!r}, ignoring case. Leave one of these columns out with a query",
             file=where,
             column=twice,
         )

@@ -122,7 +122,7 @@ _UNREAD = frozenset({"typeWidening", "typeWidening-preview", "vacuumProtocolChec
 """Reader features of Delta that Spark supports and delta-rs does not."""
 
 _VECTOR_FILE = re.compile(r"deletion_vector_[0-9a-f-]{36}\.bin")
-_RESTORE = "Restore it, or import another version with --version"
+_RESTORE = "Restore the file, or import another version with --version"
 
 _SESSION = {"datafusion.execution.parquet.coerce_int96": "us"}
 """The unit of INT96 times. Delta uses microseconds. The default, nanoseconds, overflows before 1677 and after 2262."""
@@ -169,7 +169,7 @@ def delta_table(uri: str, version: int | None = None) -> Stream:
             landing = f"{{uri: {open_store(uri).uri}, format: delta}}"
             raise InvalidInput(
                 f"{place}: an import does not read a Delta table with the reader feature {' or '.join(unread)}. "
-                f"Spark can read it. Declare the table with `landing: {landing}`, then ingest.",
+                f"Spark can read this table. Declare the table with `landing: {landing}`, then ingest.",
                 uri=place,
                 features=unread,
             ) from error
@@ -191,8 +191,8 @@ def _fault_of_log(error: Exception, version: int | None) -> str:
     if refused := refusal_in(str(error)):
         return f"{refused.strerror}. Check the location and its permissions"
     if version is not None and "version" in str(error).lower():
-        return "its log does not have this version. Give a version that it has, or leave --version out"
-    return "a file of its log is missing or damaged. Restore the log, or import another version with --version"
+        return "the Delta log does not have this version. Give a version in the log, or leave --version out"
+    return "a file of the Delta log is missing or damaged. Restore the log, or import another version with --version"
 
 
 def _batches(reader: pa.RecordBatchReader, table: DeltaTable, place: str) -> Iterator[pa.RecordBatch]:

@@ -425,7 +425,7 @@ def _pairs(fields: Json) -> Iterator[tuple[str, object]]:
         yield name, list(value.items()) if name in ("partitionValues", "options", "configuration") else value
 
 
-_WAITS = "and `vectors: none` publishes them only after a compaction"
+_WAITS = "and `vectors: none` publishes such splits only after a compaction"
 
 _LAST_OF_ONE_ESCAPE = "\uffff"
 

@@ -320,8 +320,8 @@ class DeltaLog:
             metadata, protocol, text = found.metadata(), found.protocol(), found.schema().to_json()
         except (DeltaError, OSError, ValueError) as error:
             raise NotFound(
-                f"{place}: version {version} of the Delta table cannot be opened. Its log lacks a file, or a file is "
-                "damaged. Restore the log, or land the table again from a version that opens"
+                f"{place}: version {version} of the Delta table cannot be opened. The Delta log lacks a file, "
+                "or a file is damaged. Restore the log, or land the table again from a version that opens"
             ) from error
         schema = DeltaSchema(
             text=text,
@@ -605,7 +605,8 @@ def _set_back(log: DeltaLog, reached: DeltaProgress) -> InvalidInput:
     is_now = "no versions" if newest is None else f"only versions up to {newest}"
     return InvalidInput(
         f"{log.store.uri}: versions of the Delta table below {reached.next_version} are ingested, but the Delta "
-        f"table now has {is_now}. It was reset or deleted. Restore the Delta log, or land the Delta table in a new "
+        f"table now has {is_now}. The Delta table was reset or deleted. Restore the Delta log, or land the "
+        "Delta table in a new "
         "table",
         expected=reached.next_version - 1,
         found=newest,

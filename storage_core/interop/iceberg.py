@@ -40,7 +40,7 @@ from storage_core.store.contract import ObjectStore, create_numbered
 MOST_SNAPSHOTS: Final = 100
 """The largest number of snapshots in one metadata file."""
 
-_WAITS = "and format version 2 of Iceberg shows them only after a compaction"
+_WAITS = "and such splits are published in Iceberg format version 2 only after a compaction"
 
 _logger = logging.getLogger(__name__)
 

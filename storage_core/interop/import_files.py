@@ -102,8 +102,8 @@ def _why_not_read(found: ObjectInfo | Unnamed, name: str, uri: str) -> str | Non
             )
         return found.reason
     if not is_parquet:
-        return f"its name does not end in {', '.join(SUFFIXES)}"
-    return None if found.size else "it is empty"
+        return f"the file name does not end in {', '.join(SUFFIXES)}"
+    return None if found.size else "the file is empty"
 
 
 _AT_ONCE = 8
@@ -184,8 +184,8 @@ def folder_of(uri: str) -> Folder:
         raise NotFound(f"{store.uri}: there is no such file or folder. Correct the location")
     if next(iter(store.list(DELTA_PREFIX)), None) is not None:
         raise InvalidInput(
-            f"{store.uri}: the folder is a Delta table, and its files can contain deleted rows. Import it as a Delta "
-            "table"
+            f"{store.uri}: the folder is a Delta table, and its files can contain deleted rows. Import the "
+            "folder as a Delta table"
         )
     landed = folder_files(uri)
     if not landed.files:
@@ -225,8 +225,9 @@ def _require_columns_of_folders(footer: Footer) -> None:
         name, equals, _ = part.partition("=")
         if equals and name.casefold() not in known:
             raise InvalidInput(
-                f"{_where(footer.file)}: its folder is {part!r}, but the file has no column {name!r}. Import a "
-                "DuckDB query that reads both: read_parquet('…/**/*.parquet', hive_partitioning = true)",
+                f"{_where(footer.file)}: the folder is {part!r}, but the file has no column {name!r}. Import a "
+                "DuckDB query that reads the folder names and the files: read_parquet('…/**/*.parquet', "
+                "hive_partitioning = true)",
                 file=_where(footer.file),
                 column=name,
             )

@@ -116,8 +116,8 @@ def _at(place: str, version: int | None) -> Source:
 def _refuse_version(version: int | None, what: str) -> None:
     if version is not None:
         raise InvalidInput(
-            f"version {version} cannot be given, because {what} has no versions. Leave it out, or give the folder of "
-            "a Delta table"
+            f"version {version} cannot be given, because {what} has no versions. Leave the version out, or give "
+            "the folder of a Delta table"
         )
 
 

@@ -152,7 +152,7 @@ def _read(store: ObjectStore, info: ProgressInfo, where: str, cached: CachedPiec
     except NotFound as error:
         raise Corrupt(f"{key}: the object is missing, but {where} refers to it", key=key) from error
     if _named_by(data) != key:
-        raise Corrupt(f"{key}: the content hashes to {_named_by(data)}. It is not what was written", key=key)
+        raise Corrupt(f"{key}: the content hashes to {_named_by(data)}. The content is not what was written", key=key)
     rows = decode_progress(bytes(data), key)
     if len(rows) != info.num_entries:
         raise Corrupt(f"{key}: expected {info.num_entries} transactions, found {len(rows)}", key=key)
@@ -615,7 +615,7 @@ def _read_manifest(store: ObjectStore, state: StateManifest, info: ManifestInfo,
     # In tables of other writers, the name of a manifest is not always a content hash. Only manifests of Tidemark can be
     # verified, and only these manifests are cached.
     if is_own(state) and _named_by_root(data) != key:
-        raise Corrupt(f"{key}: the content hashes to {content_id(data)}. It is not what was written", key=key)
+        raise Corrupt(f"{key}: the content hashes to {content_id(data)}. The content is not what was written", key=key)
     entries = conform(decode_entries(data, key), key)
     if is_own(state) and entries.num_rows != info.num_entries:
         raise Corrupt(f"{key}: expected {info.num_entries} entries, found {entries.num_rows}", key=key)

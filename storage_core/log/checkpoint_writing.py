@@ -478,7 +478,7 @@ def _live_bytes(files: LiveFiles, planned: Layout) -> int:
         return int(written)
     listed = files.listed
     if listed is None:
-        raise AssertionError("parts are kept only of a list")
+        raise AssertionError("only a state with a list of parts keeps parts")
     kept = set(planned.kept)
     deleted = [part for part in listed.parts if part not in kept]
     before = sum(pc.sum(table.column("size")).as_py() or 0 for table in listed.only(deleted))

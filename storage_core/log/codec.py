@@ -199,7 +199,7 @@ def decode_version(data: bytes, where: str) -> list[Action]:
     number = 0
     for number, line in enumerate(_lines(expanded(data, where), where), start=1):
         if number > MAX_LINES:
-            raise Corrupt(f"{where}: more than {MAX_LINES} lines. A version file never has so many", key=where)
+            raise Corrupt(f"{where}: more than {MAX_LINES} lines. A version file never has more lines", key=where)
         if line and not line.isspace():
             actions.append(decode_line(_text(line, where, number), f"{where}, line {number}"))
     _require_one_commit(actions, where)
@@ -221,7 +221,7 @@ def require_number(actions: Sequence[Action], version: int) -> None:
     info = commit_info(actions)
     if info is not None and info.version is not None and info.version != version:
         key = version_key(version)
-        raise Corrupt(f"{key}: the file contains version {info.version}. It is not what was written", key=key)
+        raise Corrupt(f"{key}: the file contains version {info.version}. The content is not what was written", key=key)
 
 
 def decode_line(line: str, where: str) -> Action:
@@ -259,7 +259,7 @@ def _require_one_commit(actions: Sequence[Action], where: str) -> None:
     """Check that a version file contains at most one commit, and that a numbered `commitInfo` comes first."""
     found = [number for number, action in enumerate(actions) if isinstance(action, CommitInfo)]
     if len(found) > 1:
-        raise Corrupt(f"{where}: {len(found)} commits in one file. It is not what was written", key=where)
+        raise Corrupt(f"{where}: {len(found)} commits in one file. The content is not what was written", key=where)
     info = commit_info(actions)
     if found and found[0] > 0 and info is not None and info.version is not None:
         raise Corrupt(f"{where}: expected `commitInfo` first, found it after {found[0]} actions", key=where)
@@ -291,7 +291,7 @@ def _require_members(segment: IndexSegment, where: str) -> None:
     splits, rows, origins = len(segment.covers), segment.coveredRows or (), segment.coveredOrigins
     if len(rows) != splits or (origins is not None and len(origins) != splits) or len(set(segment.covers)) != splits:
         counts = f"{len(rows)} counts and {0 if origins is None else len(origins)} lists of origins"
-        raise Corrupt(f"{where}: {segment.path} has {counts} for {splits} splits, or a split twice", key=where)
+        raise Corrupt(f"{where}: {segment.path} has {counts} for {splits} splits, or covers a split twice", key=where)
     if sum(rows) != segment.numRecords:
         raise Corrupt(
             f"{where}: the counts of {splits} splits do not add up to the {segment.numRecords} rows of {segment.path}"
@@ -330,7 +330,8 @@ def _lines(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:
         waiting += len(first)
         if max(waiting, *map(len, others), 0) > MAX_LINE_BYTES:
             raise Corrupt(
-                f"{where}: a line of more than {MAX_LINE_BYTES} bytes. A version file never has one", key=where
+                f"{where}: a line of more than {MAX_LINE_BYTES} bytes. A version file never has a longer line",
+                key=where,
             )
         pending.append(first)
         if others:
@@ -352,7 +353,9 @@ def expanded(data: bytes, where: str) -> Iterator[bytes]:
     for piece in _pieces(data) if packed is None else _gunzipped(packed, where):
         room -= len(piece)
         if room < 0:
-            raise Corrupt(f"{where}: expands beyond {MAX_EXPANDED_BYTES} bytes. A version file never does", key=where)
+            raise Corrupt(
+                f"{where}: expands to more than {MAX_EXPANDED_BYTES} bytes. A version file is never larger", key=where
+            )
         yield piece
 
 

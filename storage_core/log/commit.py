@@ -175,7 +175,7 @@ class Committer:
     def _not_counted(self, label: CommitLabel, version: int, why: str) -> CommitUnknown:
         return CommitUnknown(
             f"{version_key(version)}: commit {label.commit_id} took so long that its outcome is unknown ({why}). "
-            "First look for its changes in the newest version. Do not delete its files",
+            "First look for the changes of this commit in the newest version. Do not delete the files of this commit",
             commit_id=label.commit_id,
             version=version,
         )

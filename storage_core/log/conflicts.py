@@ -206,7 +206,8 @@ class TokenUnused:
         recorded = head.fences.get(self.resource, 0)
         if recorded >= self.token:
             raise Fenced(
-                f"{self.resource}: another process owns the resource. It committed with token {recorded}, and this "
+                f"{self.resource}: another process owns the resource. The other process committed with token "
+                f"{recorded}, and this "
                 f"process has token {self.token}. Stop this process",
                 resource=self.resource,
                 expected=recorded,
@@ -232,7 +233,8 @@ class TxnProgress:
         recorded = head.txns.get(self.app_id, 0)
         if recorded != self.after:
             raise CommitConflict(
-                f"{self.app_id}: version {head.version} records {recorded}, but this was planned after {self.after}. "
+                f"{self.app_id}: version {head.version} records {recorded}, but this commit was planned after "
+                f"{self.after}. "
                 "Plan again",
                 app_id=self.app_id,
                 expected=self.after,
@@ -470,7 +472,7 @@ def check_settings(actions: Iterable[Action], planned: Snapshot, head: Snapshot)
         return
     kinds = {type(action) for action in actions}
     if Metadata in kinds:
-        raise _conflict("this commit replaces them", planned, head)
+        raise _conflict("this commit replaces the schema or the configuration", planned, head)
     changed = [name for name, of in _RELIED_ON.items() if of(head) != of(planned)] if Add in kinds else []
     if "schema" in changed and MergedGenerations not in kinds and follows(head.schema, planned.schema):
         changed.remove("schema")
@@ -527,7 +529,8 @@ def _check_remove(action: Remove, found: _Found) -> None:
     live, seen = found.live.get(action.path), found.seen.get(action.path)
     if live is None:
         raise CommitConflict(
-            f"{action.path}: no longer live at version {found.head.version}. Another commit removed it. Plan again",
+            f"{action.path}: no longer live at version {found.head.version}. Another commit removed the split. "
+            "Plan again",
             path=action.path,
         )
     if live.deleted_rows != (None if seen is None else seen.deleted_rows):
@@ -551,7 +554,7 @@ def _check_vector(action: Add, found: _Found) -> None:
     if live != seen:
         change = "rewritten or removed" if live is None else "changed"
         raise CommitConflict(
-            f"{action.path}: {change} {found.between}. Plan its deletion vector again", path=action.path
+            f"{action.path}: {change} {found.between}. Plan the deletion vector of the split again", path=action.path
         )
     if live is not None and replace(action, deletionVector=live.deletionVector, dataChange=live.dataChange) != live:
         raise InvalidInput(
@@ -691,7 +694,7 @@ def _is_recorded(actions: Iterable[Action], head: Snapshot) -> bool:
     if recorded and len(recorded) < len(txns):
         raise CommitConflict(
             f"version {head.version} already records {len(recorded)} of {len(txns)} units of this commit, for "
-            f"example {recorded[0].appId!r} at {head.txns[recorded[0].appId]}. Plan the others again",
+            f"example {recorded[0].appId!r} at {head.txns[recorded[0].appId]}. Plan the other units again",
             recorded=[txn.appId for txn in recorded],
         )
     return bool(recorded)
@@ -706,7 +709,7 @@ def _check_fences(plan: Plan, head: Snapshot) -> None:
         # lost its lease.
         if isinstance(action, Fence) and action.token < head.fences.get(action.resource, action.token):
             raise Fenced(
-                f"{action.resource}: another process owns the resource. It committed with token "
+                f"{action.resource}: another process owns the resource. The other process committed with token "
                 f"{head.fences[action.resource]}, and this process has token {action.token}. Stop this process",
                 resource=action.resource,
                 expected=head.fences[action.resource],
@@ -730,7 +733,8 @@ def _check_transactions(plan: Plan, head: Snapshot) -> None:
     pruned = head.fences.get(PRUNING, 0)
     if pruned > plan.planned.version and any(isinstance(action, Txn) for action in plan.actions):
         raise CommitConflict(
-            f"version {pruned} pruned transactions after this was planned on version {plan.planned.version}. Plan "
+            f"version {pruned} pruned transactions after this commit was planned on version "
+            f"{plan.planned.version}. Plan "
             "again",
             expected=plan.planned.version,
             found=pruned,

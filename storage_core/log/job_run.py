@@ -410,7 +410,7 @@ def read_prices(text: str) -> Prices:
         try:
             found[name.strip()] = float(price)
         except ValueError:
-            raise InvalidInput(f"{part!r} is not a price. Write it as put=0.005") from None
+            raise InvalidInput(f"{part!r} is not a price. Write the price as put=0.005") from None
     try:
         prices = Prices(**found)
     except TypeError:

@@ -397,7 +397,8 @@ def reject_nested_table(store: ObjectStore, *, is_new: bool = False) -> None:
             above = open_store(outer)
             if has_log(MeteredStore(above, store.meter) if isinstance(store, MeteredStore) else above):
                 raise InvalidInput(
-                    f"{store.uri}: the location is in the folder of the table {outer}. Choose a location outside of it"
+                    f"{store.uri}: the location is in the folder of the table {outer}. Choose a "
+                    "location outside of this folder"
                 )
     for info in islice(store.list(""), PAGE_KEYS):
         if is_new and (own := parse(info.key)) is not None and own.kind is KeyKind.SPLIT and not has_log(store):

@@ -319,7 +319,9 @@ def _is_due(snapshot: Snapshot) -> bool:
 
 
 def _exists(store: ObjectStore) -> InvalidInput:
-    return InvalidInput(f"{store.uri}: a table is here already. Open it, or choose another location", uri=store.uri)
+    return InvalidInput(
+        f"{store.uri}: a table is here already. Open the table, or choose another location", uri=store.uri
+    )
 
 
 PLANNED_AT_MOST = 10

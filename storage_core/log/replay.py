@@ -88,12 +88,12 @@ def open_version(store: ObjectStore, version: int, cached: CachedPieces = NOT_CA
         # Below the requested version, only the checkpoint of a tagged version is left. The versions after this
         # checkpoint were deleted.
         raise NotFound(
-            f"{store.uri}: version {version} was collected. The oldest that is retained is {first}", first=first
+            f"{store.uri}: version {version} was collected. The oldest retained version is {first}", first=first
         ) from None
     if found.version != version:
         found = _without_gap(store, found)
         raise NotFound(
-            f"{store.uri}: version {version} does not exist. The newest is {found.version}. Give this or an "
+            f"{store.uri}: version {version} does not exist. The newest version is {found.version}. Give this or an "
             "older version",
             newest=found.version,
         )

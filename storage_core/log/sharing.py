@@ -183,13 +183,13 @@ class TableStore:
                     raise
         else:
             source = self.source()
-            assert source is not None, "it was found there"  # noqa: S101  # for the type checker
+            assert source is not None, "the object was found in the source"  # noqa: S101  # for the type checker
         try:
             found = read(source)
         except NotFound as error:
             raise NotFound(
                 f"{key}: the object is neither in {self.uri} nor in the source {source.uri} of this shallow clone. "
-                "Check whether the tag of the clone was removed there",
+                "Check whether the tag of the clone was removed in the source",
                 key=key,
                 source=source.uri,
             ) from error
@@ -233,8 +233,8 @@ def open_table_store(uri: str | Path, clones: int = 0) -> TableStore:
     """
     if clones > MOST_CLONES:
         raise Corrupt(
-            f"{uri}: the chain of shallow clones has more than {MOST_CLONES} tables. Check whether one is a clone of "
-            "itself"
+            f"{uri}: the chain of shallow clones has more than {MOST_CLONES} tables. Check whether one of these "
+            "tables is a clone of itself"
         )
     return TableStore(open_store(uri), partial(open_table_store, clones=clones + 1))
 

@@ -94,7 +94,7 @@ class Selection:
         if self.commits is not None and self.commits < 1:
             raise InvalidInput(f"the number of compactions is {self.commits}. Give 1 or more")
         if sum(each is not None for each in (self.since, self.commits, self.last_run or None)) > 1:
-            raise InvalidInput("since, commits and last_run cannot be combined. Give only one of them")
+            raise InvalidInput("since, commits and last_run cannot be combined. Give only one of these options")
 
     @property
     def only_compacted(self) -> bool:
@@ -387,7 +387,10 @@ def _merge(
         return
     if len(inputs) < len(named) or compaction.metadata is None:
         shown = outputs[0].path if outputs else named[0]
-        reason = f"the log does not go back to before version {compaction.version}, so what it read is not known"
+        reason = (
+            f"the log does not contain the versions before version {compaction.version}, so the inputs of the "
+            "compaction are not known"
+        )
         yield Unchecked(compaction.version, shown, reason)
         return
     yield RetainedMerge(
@@ -540,7 +543,8 @@ _REWRITE: Final = (
     "skip the rows of the split. Report the problem"
 )
 _RESTORE: Final = (
-    "At once, run tidemark restore NAME --to V. V is the version before the compaction. Stop gc until then. Report the "
+    "At once, run tidemark restore NAME --to V. V is the version before the compaction. Stop gc until the "
+    "restore is complete. Report the "
     "problem"
 )
 _UNSORTED: Final = (
@@ -564,7 +568,10 @@ class Invariant:
 
 INVARIANTS: Final[Mapping[str, Invariant]] = {
     "TW-1": Invariant("every row of a split lies in the window of the split", _REWRITE),
-    "TW-2": Invariant("a window divides the hour, or is of whole hours where the table asks for it", _REWRITE),
+    "TW-2": Invariant(
+        "the length of a window divides one hour, or is a number of whole hours if the table declares such windows",
+        _REWRITE,
+    ),
     "TW-3": Invariant("no row crosses the border of a window when splits are merged", _RESTORE),
     "CS-1": Invariant("only splits of one compatibility scope are merged", _NOTHING),
     "CS-2": Invariant("only splits of one window are merged", _NOTHING),
@@ -573,8 +580,8 @@ INVARIANTS: Final[Mapping[str, Invariant]] = {
     "MC-2": Invariant("a merge keeps every value", _RESTORE),
     "MC-3": Invariant("the outputs of a merge are one run, sorted as its inputs were", _UNSORTED),
     "MC-4": Invariant("the outputs of a merge have the columns of all its inputs", _RESTORE),
-    "SS-1": Invariant("the rows of a split are sorted as it says", _UNSORTED),
-    "SS-2": Invariant("nulls of a split are where it says", _UNSORTED),
+    "SS-1": Invariant("the rows of a split are sorted by the sort schema of the split", _UNSORTED),
+    "SS-2": Invariant("nulls of a split are first or last, as in the sort schema of the split", _UNSORTED),
     "SS-3": Invariant("a sort column that a split lacks counts as null", _DAMAGED),
     "SS-4": Invariant("a split keeps the sort schema that it was written with", _NOTHING),
     "SS-5": Invariant("file, action, statistics and native metadata of a split agree", _DAMAGED),

@@ -178,7 +178,9 @@ def _order_faults(split: OpenSplit, order: SortOrder) -> Iterator[Fault]:
         if is_split_sorted(split, other):
             nulls = "first" if any(each.nulls_first for each in keys.columns) else "last"
             yield Fault(
-                "SS-2", f"nulls are not {nulls}, as {order.text!r} says. Apart from nulls, the rows are sorted by it"
+                "SS-2",
+                f"nulls are not {nulls}, but the sort schema {order.text!r} requires this order. Apart from "
+                "nulls, the rows are sorted",
             )
         else:
             yield Fault("SS-1", f"the rows are not sorted by {order.text!r}")
@@ -213,7 +215,7 @@ def _missing_column_faults(split: OpenSplit, order: SortOrder) -> Iterator[Fault
             found.append(f"{(add.nullCounts or {})[name]} nulls in {split.rows} rows")
         if found:
             yield Fault(
-                "SS-3", f"the file has no column {name!r}, so the column is null. The log records: {', '.join(found)}"
+                "SS-3", f"the file has no column {name!r}, so the column is null. The log contains: {', '.join(found)}"
             )
 
 

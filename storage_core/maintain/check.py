@@ -195,7 +195,10 @@ def check_unreferenced(store: ObjectStore, *, clock: Clock) -> Iterator[Finding]
         return
     for each in marked.unreachable:
         yield Finding(
-            kind=Kind.UNREFERENCED, key=each.key, expected="a version that needs it", found=f"none: {each.reason}"
+            kind=Kind.UNREFERENCED,
+            key=each.key,
+            expected="a version that needs the object",
+            found=f"none: {each.reason}",
         )
 
 

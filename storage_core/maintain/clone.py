@@ -128,7 +128,7 @@ def clone(source: TransactionLog, snapshot: Snapshot, target: TransactionLog, *,
     if not deep and scheme_of(source.store.uri) == "memory" and scheme_of(target.store.uri) != "memory":
         raise InvalidInput(
             f"{source.store.uri}: the table exists only in this process, so a shallow clone at {target.store.uri} "
-            "cannot share its files. Clone it with --deep",
+            "cannot share the files of the table. Clone the table with --deep",
             uri=source.store.uri,
         )
     if not deep:

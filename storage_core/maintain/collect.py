@@ -70,7 +70,9 @@ def replace_state(store: ObjectStore, key: str, data: bytes, *, etag: str | None
         case Committed(new):
             return new
         case Conflict():
-            raise CommitConflict(f"{key}: another collector is running on {store.uri}. Run it again later", key=key)
+            raise CommitConflict(
+                f"{key}: another collector is running on {store.uri}. Run garbage collection again later", key=key
+            )
         case OutcomeUnknown(reason):
             raise CommitUnknown(
                 f"{key}: the outcome of the write is unknown ({reason}). Run the collector again", key=key
@@ -156,8 +158,8 @@ def require_own_plan(store: ObjectStore, plan: Plan) -> None:
     """
     if store.head(gc_candidates_key()).etag != plan.etag:
         raise CommitConflict(
-            f"{gc_candidates_key()}: replaced by another collector, which is running on {store.uri}. Run it again "
-            "later",
+            f"{gc_candidates_key()}: replaced by another collector, which is running on {store.uri}. Run "
+            "garbage collection again later",
             key=gc_candidates_key(),
         )
 

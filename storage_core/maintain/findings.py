@@ -64,7 +64,7 @@ class Kind(StrEnum):
     STATE_DAMAGED = (
         "state_damaged",
         _W,
-        _NOTHING_LOST + "opening uses another state. Run: tidemark checkpoint after the next commit",
+        _NOTHING_LOST + "readers open another state. Run: tidemark checkpoint after the next commit",
     )
     STATE_DISAGREES = (
         "state_disagrees",
@@ -74,11 +74,11 @@ class Kind(StrEnum):
     MANIFEST_DAMAGED = (
         "manifest_damaged",
         _W,
-        _NOTHING_LOST + "opening uses another state. A repaired copy has new ones",
+        _NOTHING_LOST + "readers open another state. A repaired copy has new manifests",
     )
-    HINT_DAMAGED = ("hint_damaged", _W, _NOTHING_LOST + "opening lists the log instead. Run: tidemark checkpoint")
-    HINT_AHEAD = ("hint_ahead", _W, _NOTHING_LOST + "opening lists the log instead. Run: tidemark checkpoint")
-    HINT_STALE = ("hint_stale", _N, "opening reads more version files. Run: tidemark checkpoint")
+    HINT_DAMAGED = ("hint_damaged", _W, _NOTHING_LOST + "readers list the log instead. Run: tidemark checkpoint")
+    HINT_AHEAD = ("hint_ahead", _W, _NOTHING_LOST + "readers list the log instead. Run: tidemark checkpoint")
+    HINT_STALE = ("hint_stale", _N, "readers read more version files. Run: tidemark checkpoint")
     SPLIT_MISSING = ("split_missing", _E, REPAIR)
     SPLIT_SIZE = ("split_size", _E, REPAIR)
     SPLIT_DAMAGED = ("split_damaged", _E, REPAIR)
@@ -95,31 +95,31 @@ class Kind(StrEnum):
     OLDER_SPLIT_MISSING = (
         "older_split_missing",
         _N,
-        "versions before its removal cannot be read. The split was collected after its retention, or is lost",
+        "versions before the removal of the split cannot be read. The split was collected or is lost",
     )
     SEGMENT_MISSING = (
         "segment_missing",
         _W,
-        _NOTHING_LOST + "a search reads the split. A compaction or a repaired copy replaces it",
+        _NOTHING_LOST + "a search reads the split. A compaction or a repaired copy replaces the segment",
     )
     SEGMENT_DAMAGED = (
         "segment_damaged",
         _W,
-        _NOTHING_LOST + "a search reads the split. A compaction or a repaired copy replaces it",
+        _NOTHING_LOST + "a search reads the split. A compaction or a repaired copy replaces the segment",
     )
-    SEGMENT_STALE = ("segment_stale", _N, "no query uses it. Run: tidemark catch-up")
+    SEGMENT_STALE = ("segment_stale", _N, "no query uses the segment. Run: tidemark catch-up")
     REGION_REGISTRY_DAMAGED = (
         "region_registry_damaged",
         _W,
-        _NOTHING_LOST + "readers list the regions. The next new region writes it again",
+        _NOTHING_LOST + "readers list the regions. The registry is written again with the next new region",
     )
-    REGION_NOT_REGISTERED = ("region_not_registered", _E, f"readers do not see its rows: {REPAIR}")
+    REGION_NOT_REGISTERED = ("region_not_registered", _E, f"readers do not see the rows of the region: {REPAIR}")
     REGION_MANIFEST_DAMAGED = ("region_manifest_damaged", _E, REPAIR)
     REGION_MANIFEST_MISSING = ("region_manifest_missing", _E, REPAIR)
     REGION_HISTORY_DAMAGED = (
         "region_history_damaged",
         _W,
-        _NOTHING_LOST + "a newer manifest is used. The collector removes it later",
+        _NOTHING_LOST + "a newer manifest is used. The collector removes the damaged manifest later",
     )
     REGION_HINT_DAMAGED = (
         "region_hint_damaged",
@@ -130,11 +130,15 @@ class Kind(StrEnum):
     WAL_ENTRY_MISSING = ("wal_entry_missing", _E, REPAIR)
     GENERATION_DAMAGED = ("generation_damaged", _E, REPAIR)
     GENERATION_GAP = ("generation_gap", _E, REPAIR)
-    BLOOM_DAMAGED = ("bloom_damaged", _W, _NOTHING_LOST + "lookups read the generation. The next merge removes it")
+    BLOOM_DAMAGED = (
+        "bloom_damaged",
+        _W,
+        _NOTHING_LOST + "lookups read the generation. The next merge removes the filter",
+    )
     SPENT_OBJECT_DAMAGED = (
         "spent_object_damaged",
         _W,
-        _NOTHING_LOST + "its rows are merged. The collector removes it later",
+        _NOTHING_LOST + "the rows of the object are merged. The collector removes the object later",
     )
     QUARANTINE_DAMAGED = (
         "quarantine_damaged",
@@ -157,30 +161,30 @@ class Kind(StrEnum):
     UNKNOWN_KEY = (
         "unknown_key",
         _N,
-        "not an object of Tidemark. Tidemark never changes it. Move it away if no program needs it",
+        "not an object of Tidemark. Tidemark never changes the object. Move the object away if it is not needed",
     )
-    UNREFERENCED = ("unreferenced", _N, "no version needs it. Remove it with: tidemark gc")
-    VECTOR_MISSING = ("vector_missing", _E, f"its split cannot be read: {REPAIR}")
-    VECTOR_DAMAGED = ("vector_damaged", _E, f"its split cannot be read: {REPAIR}")
+    UNREFERENCED = ("unreferenced", _N, "no version needs the object. Remove the object with: tidemark gc")
+    VECTOR_MISSING = ("vector_missing", _E, f"the split of the deletion vector cannot be read: {REPAIR}")
+    VECTOR_DAMAGED = ("vector_damaged", _E, f"the split of the deletion vector cannot be read: {REPAIR}")
     GENERATION_SEGMENT_DAMAGED = (
         "generation_segment_damaged",
         _W,
-        _NOTHING_LOST + "a search indexes the generation. The next merge removes it",
+        _NOTHING_LOST + "a search indexes the generation. The next merge removes the segment",
     )
     GENERATION_COPY_DAMAGED = (
         "generation_copy_damaged",
         _W,
-        _NOTHING_LOST + "lookups read the original object. The next merge removes it",
+        _NOTHING_LOST + "lookups read the original object. The next merge removes the copy",
     )
     TRANSLATION_MISSING = (
         "translation_missing",
         _W,
-        _NOTHING_LOST + "a search reads the splits. A repaired copy indexes them again",
+        _NOTHING_LOST + "a search reads the splits. A repaired copy indexes the splits again",
     )
     TRANSLATION_DAMAGED = (
         "translation_damaged",
         _W,
-        _NOTHING_LOST + "a search reads the splits. A repaired copy indexes them again",
+        _NOTHING_LOST + "a search reads the splits. A repaired copy indexes the splits again",
     )
     SPLIT_VALUES_NOT_VALID = (
         "split_values_not_valid",

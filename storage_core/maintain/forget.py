@@ -268,11 +268,11 @@ def _of_store(raw: RawTable, found: RawFound, store: ObjectStore) -> Iterator[He
             until_ms = None if known is None else known.first_seen_ms + HORIZON_MS
             by, why = KeptBy.COLLECTOR, "the collector deletes the chunk when every table has it and the earlier chunks"
         else:
-            why = "the chunk stays for its retention. Forget again after that"
+            why = "the chunk stays for its retention. Run forget again after the retention"
         yield Held(store=store.uri, key=key, kind="raw_chunk", by=by, why=why, until_ms=until_ms)
 
 
-_WHY = "the file is not part of the table. Remove it, or write it under another name without the rows"
+_WHY = "the file is not part of the table. Remove the file, or write the file under another name without the rows"
 _DELTA = "the files of this landed Delta table were not read. Delete the rows in the Delta table, then vacuum it"
 
 

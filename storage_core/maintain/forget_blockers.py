@@ -20,6 +20,7 @@ from functools import cached_property
 from typing import Final
 
 from storage_core.base.errors import Corrupt, NotFound
+from storage_core.base.text import counted
 from storage_core.data.formats.avro_state import decode_entries
 from storage_core.data.formats.documents import Tag
 from storage_core.data.formats.keys import REGIONS_PREFIX, ParsedKey
@@ -400,7 +401,7 @@ class BlockerSearch:
         if each.key in self.found.unread:
             yield self._held(each, KeptBy.NOT_READ, self.found.unread[each.key])
         if each.key in self._unreachable:
-            why = f"no version needs the object ({self._unreachable[each.key]}). The collector deletes it"
+            why = f"no version needs the object ({self._unreachable[each.key]}). The collector deletes the object"
             yield self._held(each, KeptBy.COLLECTOR, why, until_ms=self._collected_ms(each.key))
             return
         kind = KINDS[each.kind]
@@ -463,7 +464,10 @@ class BlockerSearch:
         if later < kept:
             more = kept - later
             return self._held(
-                each, KeptBy.VERSION, f"one of the {kept} newest states needs the object. Forget again ({more} more)"
+                each,
+                KeptBy.VERSION,
+                f"one of the {kept} newest states needs the object. Run forget again after "
+                f"{counted(more, 'more state')}",
             )
         return self._by_version(each, version + 1)
 

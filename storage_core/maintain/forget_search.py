@@ -258,7 +258,7 @@ AT_ONCE: Final = 16
 HELD_BYTES: Final = 64 * 2**20
 """Maximum number of bytes that are read at a time. A single object may be larger."""
 
-_UNTOLD: Final = "the lines are not rows, and the condition has no equality that finds them"
+_UNTOLD: Final = "the object contains lines and not rows. Only a condition with an equality can find such lines"
 
 Key = TypeVar("Key")
 Read = TypeVar("Read")

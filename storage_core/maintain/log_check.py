@@ -167,7 +167,7 @@ class VersionWalk:
             return
         before = self._commits.setdefault(commit, version)
         if before != version:
-            found = f"the commit is also version {before}"
+            found = f"version {before} contains the same commit"
             self.findings.add(Kind.COMMIT_TWICE, version_key(version), f"commit {commit} once", found)
 
     def _check_paths(self, key: str, actions: Sequence[Action]) -> None:
@@ -176,7 +176,7 @@ class VersionWalk:
             # An add of a live path can change its deletion vector. An add that changes the deletion vector of a live
             # path contains a deletion vector.
             if isinstance(action, Add) and action.deletionVector is None and action.path in self._live - removed:
-                self.findings.add(Kind.PATH_LIVE_TWICE, key, f"{action.path} once", "added while it is live")
+                self.findings.add(Kind.PATH_LIVE_TWICE, key, f"{action.path} once", "added while the path is live")
         self._live -= removed
         self._live |= {action.path for action in actions if isinstance(action, Add)}
 

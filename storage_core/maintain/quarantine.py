@@ -440,7 +440,7 @@ class _Outcome:
 
 
 NOT_COMMITTED = "the file is not completely in the table. Ingest it first"
-WHOLE_FILE = "the whole file was rejected. Land it under a new name"
+WHOLE_FILE = "the whole file was rejected. Land the file under a new name"
 NO_HEADER = "the header of the CSV file is not stored. Land the corrected lines as a new file"
 NO_ARRIVAL = "its times have no year, and the landing time of the file is not stored. Land the lines as a new file"
 NOT_A_FILE = "the entry is not from a landed file or an append. Write the records again"

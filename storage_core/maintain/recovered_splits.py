@@ -271,8 +271,8 @@ class _Replay:
 
     def choice(self) -> Choice:
         live = self._live - self._evidence.deleted
-        deleted = dict.fromkeys(self._found.keys() & self._consumed, "another split replaced it")
-        deleted |= dict.fromkeys(self._found.keys() & self._evidence.deleted, "a later version removed it")
+        deleted = dict.fromkeys(self._found.keys() & self._consumed, "another split replaced this split")
+        deleted |= dict.fromkeys(self._found.keys() & self._evidence.deleted, "a later version removed this split")
         return Choice(
             live={path: each for path, each in self._found.items() if path in live},
             left_out=self._left_out | deleted,
@@ -305,13 +305,15 @@ class _Replay:
         merged = group.merged
         if merged is None:
             wanting = intact and not group.is_complete
-            return "its compaction is not complete, and what it replaces is there" if wanting else None
+            return (
+                "the compaction is not complete, and the splits that the compaction replaces exist" if wanting else None
+            )
         if any(each.region == merged.region and _overlap(each, merged) for each in self._ranges):
             return "another merge took the same generations"
         at_hand = self._evidence.generations.get(merged.region, frozenset())
         again = set(range(merged.after + 1, merged.generation + 1)) <= at_hand
         if intact and again and merged.generation > self._floor.get(merged.region, 0):
-            return "the generations that it merged are there, and are merged again"
+            return "the generations of this merge exist, and are merged again"
         return None
 
 

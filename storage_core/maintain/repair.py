@@ -202,7 +202,7 @@ class Transfer:
             if named.xxh3 is None or xxhash.xxh3_64_hexdigest(data) == named.xxh3:
                 self._put(named.path, data)
                 if key != named.path:
-                    self.recovered.append(Recovered(key=named.path, how=f"it lay under {key}"))
+                    self.recovered.append(Recovered(key=named.path, how=f"the object was found at {key}"))
                 return True
         return False
 
@@ -407,7 +407,7 @@ def repair(source: ObjectStore, target: ObjectStore, *, clock: Clock, ids: Ids, 
 
 
 def _named(lost: range) -> str:
-    return "the version does" if len(lost) == 1 else f"this version and those up to {lost[-1]} do"
+    return "this version" if len(lost) == 1 else f"this version and all versions up to {lost[-1]}"
 
 
 def _require_new_place(source: ObjectStore, target: ObjectStore) -> None:
@@ -482,9 +482,13 @@ class _Repair:
                 base |= {add.path: add for add in replacement.inputs}
                 missing = {path: add for path, add in missing.items() if path not in replacement.outputs}
         for path, add in missing.items():
-            why = "its content differs from what was written" if path in self.listing.objects else "it is gone"
+            why = (
+                "the content of the split differs from what was written"
+                if path in self.listing.objects
+                else "the split is missing"
+            )
             if not self.transfer.has_vector(add):
-                why = "its deletion vector is lost, so its deleted rows are not known"
+                why = "the deletion vector of the split is lost, so the deleted rows are not known"
             self.transfer.lost.append(Lost(key=path, reason=why, rows=add.visible_rows))
         self._note_found(found)
         place_all = self.transfer.place_all
@@ -506,7 +510,9 @@ class _Repair:
         if not all(self.transfer.place(add) for add in replacement.inputs):
             return False
         inputs = ", ".join(add.path for add in replacement.inputs)
-        self.transfer.recovered += [Recovered(key=path, how=f"its rows are in {inputs}") for path in sorted(lost)]
+        self.transfer.recovered += [
+            Recovered(key=path, how=f"the rows of the split are in {inputs}") for path in sorted(lost)
+        ]
         return True
 
     def _note_found(self, found: Salvage) -> None:
@@ -519,13 +525,14 @@ class _Repair:
         self.transfer.lost += [
             Lost(
                 key=f"_mem_wal/{region}/",
-                reason="merges of its generations are lost, and some of their records are missing. Deleted rows may be "
+                reason="merges of this region are lost, and some records of these merges are missing. Deleted rows "
+                "may be "
                 f"live again in {splits} splits",
             )
             for region, splits in sorted(found.doubtful.items())
         ]
         self.transfer.lost += [
-            Lost(key=version_key(lost[0]), reason=f"{_named(lost)} not open in the repaired table")
+            Lost(key=version_key(lost[0]), reason=f"{_named(lost)} cannot be opened in the repaired table")
             for lost in found.lost_versions
         ]
 

@@ -182,8 +182,8 @@ def _base(log: TransactionLog, head: Snapshot, commits: list[_Commit], *, cutoff
     # A version below the retained files opens only from its own state. Without a state, only version 0 can be the base.
     if base.version > 0 and base.checkpoint_version != base.version:
         raise Corrupt(
-            f"version {base.version} should be retained, but cannot be opened. Neither its state nor version 0 "
-            "is intact"
+            f"version {base.version} should be retained, but cannot be opened. Neither the state of this "
+            "version nor version 0 is intact"
         )
     return base
 

@@ -585,7 +585,11 @@ def _found(
             unreadable[parsed.key] = error.found
     ids = Counter(each.origin.table_id for each in found)
     owner = table_id or next((name for name, _ in ids.most_common(1)), None)
-    foreign = {each.path: f"it is of table {each.origin.table_id}" for each in found if each.origin.table_id != owner}
+    foreign = {
+        each.path: f"the split belongs to the table {each.origin.table_id}"
+        for each in found
+        if each.origin.table_id != owner
+    }
     return [each for each in found if each.path not in foreign], unreadable | foreign
 
 

@@ -164,21 +164,24 @@ ALL_FIELDS = "*"
 # Fields whose text may look like a key, but does not protect an object from deletion. The mapping contains the reason
 # for each field.
 NOT_KEEPING: Mapping[tuple[type[Action], str], str] = {
-    (CommitInfo, ALL_FIELDS): "describes the commit, and its text and metrics are not references",
+    (CommitInfo, ALL_FIELDS): "describes the commit. The text and the metrics of the commit are not references",
     (Protocol, ALL_FIELDS): "names features",
-    (Remove, ALL_FIELDS): "lets its split go",
-    (RemoveIndexSegment, ALL_FIELDS): "lets its segment go",
-    (MergeSkip, ALL_FIELDS): "speaks about a split that its own add keeps",
+    (Remove, ALL_FIELDS): "removes the reference to a split",
+    (RemoveIndexSegment, ALL_FIELDS): "removes the reference to a segment",
+    (MergeSkip, ALL_FIELDS): "refers to a split, and only the add action of the split keeps the split",
     (Txn, ALL_FIELDS): "application ids are text of the applications, landed paths among them",
-    (RemoveTxn, ALL_FIELDS): "names a transaction as its txn does",
+    (RemoveTxn, ALL_FIELDS): "contains the id of a transaction, which is not a reference",
     (Fence, ALL_FIELDS): "names a resource, not an object",
     (MergedGenerations, ALL_FIELDS): "names a region, whose generations are found through its manifest",
-    (IndexSegment, "covers"): "a segment over a removed split must not keep the split",
-    (IndexSegment, "origins"): "says where rows of a split came from, and must not keep that",
-    (IndexSegment, "coveredOrigins"): "says where rows of splits came from, and must not keep those",
-    (Translation, "inputs"): "splits that are gone, or kept by adds of their own",
-    (Translation, "outputs"): "kept by adds of their own",
-    (RemoveTranslation, ALL_FIELDS): "lets its translation go",
+    (IndexSegment, "covers"): "an index segment refers to a removed split, but does not keep the split in storage",
+    (IndexSegment, "origins"): "contains the origin of the rows of a split, but does not keep the origin in storage",
+    (
+        IndexSegment,
+        "coveredOrigins",
+    ): "contains the origins of the rows of splits, but does not keep the origins in storage",
+    (Translation, "inputs"): "contains splits that were removed, or that are kept by their add actions",
+    (Translation, "outputs"): "contains splits that are kept by their add actions",
+    (RemoveTranslation, ALL_FIELDS): "removes the reference to a translation",
 }
 
 

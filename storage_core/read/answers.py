@@ -62,7 +62,7 @@ def within_calendar_of_python(rows: pa.Table) -> Iterator[None]:
         for name, column in zip(rows.column_names, rows.columns, strict=True):
             if (text := first_beyond(column)) is not None:
                 raise InvalidInput(
-                    f"column {quoted(name)}: {text} is {BEYOND}. Cast it in the query, for example to VARCHAR.",
+                    f"column {quoted(name)}: {text} is {BEYOND}. Cast the column in the query, for example to VARCHAR.",
                     column=name,
                 ) from error
         raise
@@ -269,7 +269,7 @@ class SqlResult(ArrowRows):
         if self._rest is not None:
             self.close()
             found = f"the answer is larger than `memory_bytes` = {self._memory_bytes}"
-            advice = "Read it as a stream (fetch_batches), query fewer rows, or raise the limit (--memory-mib)"
+            advice = "Read the answer as a stream (fetch_batches), query fewer rows, or raise the limit (--memory-mib)"
             raise Unavailable(f"{shown(self._query)}: {found}. {advice}", query=self._query)
         return pa.Table.from_batches(self._batches, self.schema)
 

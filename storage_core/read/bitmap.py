@@ -260,9 +260,9 @@ The first number is for object stores, the second for local files. A condition w
 rows.
 """
 
-_UNCOVERED: Final = "no segment covers them"
+_UNCOVERED: Final = "no segment covers these splits"
 _DEAR: Final = "the index would cost more than it saves"
-_UNUSABLE: Final = "their segments are damaged or gone"
+_UNUSABLE: Final = "the segments of these splits are damaged or missing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,7 +450,7 @@ class Bitmaps:
         columns = {name: held.widened(schema.field(name).type) for name, held in columns.items()}
         found = Rows(columns, lambda: count, limits).that_may_meet(self._predicate)
         if found and count is not None and found.max() >= count:
-            what = f"it names row {found.max()} of {segment.covers[0]}, which has {count} rows"
+            what = f"the segment contains row {found.max()} of {segment.covers[0]}, which has only {count} rows"
             raise damaged(segment.path, what)
         return found
 

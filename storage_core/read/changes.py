@@ -92,7 +92,7 @@ def changes(
     clash = [each.name for each in _LABELS if each.name in after.schema.names]
     if clash:
         raise InvalidInput(
-            f"the column {clash[0]!r} has a name that reads of changes add. Rename the column",
+            f"the column {clash[0]!r} has the name of a column that change reads add. Rename the column",
             column=clash[0],
         )
     if after.version < before.version:

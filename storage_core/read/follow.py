@@ -387,8 +387,8 @@ class Follower:
             self._newest = self._log.snapshot()
             if not self._newest.schema.equals(self._columns, check_metadata=True):
                 raise InvalidInput(
-                    f"{self._log.store.uri}: the columns of the table changed. Start the query again. It continues "
-                    "from its last batch",
+                    f"{self._log.store.uri}: the columns of the table changed. Start the query again. The query "
+                    "continues from the last batch",
                     version=self._newest.version,
                 )
         return self._newest

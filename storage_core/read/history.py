@@ -508,7 +508,7 @@ def _require_restart(view: View, reading: HistoryToken, error: NotFound | Snapsh
     if reading.restarts >= _RESTARTS:
         raise SnapshotExpired(
             f"{view.store.uri}: version {reading.version} or records of its regions were collected during the read: "
-            f"{error.found}. The read had already started over. Increase `version_retention_ms` and `gc_horizon_ms`, "
+            f"{error.found}. The read was already restarted once. Increase `version_retention_ms` and `gc_horizon_ms`, "
             "or read faster. Then begin without a token",
             version=reading.version,
         ) from error

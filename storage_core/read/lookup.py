@@ -447,7 +447,10 @@ class LookupPlan:
 
     def __str__(self) -> str:
         """Return the plan as lines of text: the regions, the base, and a last line with the cost of the run."""
-        newer = f"{self.consistency}: {counted(self.unmerged_requests, 'request')} for what is newer than the base"
+        newer = (
+            f"{self.consistency}: {counted(self.unmerged_requests, 'request')} for the records that are newer than "
+            "the base"
+        )
         done = [] if self.analysis is None else [str(self.analysis)]
         return "\n".join([newer, *map(str, self.regions), *map(str, self.raw_logs), str(self.base), *done])
 

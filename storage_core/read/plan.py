@@ -29,8 +29,7 @@ class RawPart:
     def __str__(self) -> str:
         """Return the part as a line of text."""
         return (
-            f"raw log {self.name}: {counted(self.records, 'record')} of {counted(self.chunks, 'chunk')} are "
-            "part of these"
+            f"raw log {self.name}: {counted(self.records, 'record')} of {counted(self.chunks, 'chunk')} are also read"
         )
 
 

@@ -484,7 +484,7 @@ def other_names(tables: object) -> list[str]:
     return list(tables)
 
 
-_ADVICE = "Cast it in the query, for example to VARCHAR."
+_ADVICE = "Cast the column in the query, for example to VARCHAR."
 
 
 def reject_changed_values(batch: pa.RecordBatch) -> None:

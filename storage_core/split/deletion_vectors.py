@@ -112,7 +112,7 @@ def _object(store: ObjectStore, path: str, add: Add) -> bytes:
     except NotFound as error:
         raise SnapshotExpired(
             f"{add.path}: its deleted rows are in {path}, which the store does not have. Open a newer version. "
-            f"If that version names it too, it is lost. {SEE_CORRUPT}",
+            f"If the newer version also refers to this file, the file is lost. {SEE_CORRUPT}",
             key=add.path,
         ) from error
 

@@ -193,8 +193,8 @@ def read_footer(store: ObjectStore, add: Add, cached: CachedPieces = NOT_CACHED)
     if add.footerXxh3 is None or add.footerStartOffset is None or add.footerEndOffset is None:
         raise Corrupt(f"{add.path}: the log has the checksum of the footer, but not its position", key=add.path)
     if add.footerEndOffset != add.size:
-        found = f"its footer ends at {add.footerEndOffset}, and it has {add.size} bytes"
-        raise Corrupt(f"{add.path}: in the log, {found}", key=add.path)
+        found = f"the footer ends at {add.footerEndOffset}, but the file has {add.size} bytes"
+        raise Corrupt(f"{add.path}: according to the log, {found}", key=add.path)
     piece = Piece(add.footerStartOffset, add.footerEndOffset, add.footerXxh3)
     fetch = functools.partial(store.get_range, add.path, add.footerStartOffset, add.footerEndOffset)
     data = cached.made(store.uri, add.path, identity(add), piece, fetch=fetch)
@@ -279,7 +279,7 @@ class VerifiedChunks(SeekableFile):
         """Return `size` bytes from the start of a current chunk. Raises `OSError` for any other position."""
         chunk = self._held.get(self.position)
         if chunk is None or not 0 <= size <= len(chunk):
-            raise OSError(f"{size} bytes at {self.position} are of no column chunk that was fetched")
+            raise OSError(f"{size} bytes at {self.position} are not in a column chunk that was fetched")
         self.position += size
         return chunk[:size]
 

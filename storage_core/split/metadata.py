@@ -284,7 +284,7 @@ def read_origin(metadata: Mapping[str, str], where: str) -> FileOrigin | None:
             lineage=_lineage(metadata),
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Corrupt(f"{where}: where the split came from cannot be read: {error!r}", key=where) from error
+        raise Corrupt(f"{where}: the origin of the split cannot be read: {error!r}", key=where) from error
 
 
 def _lineage(metadata: Mapping[str, str]) -> Lineage:

@@ -589,9 +589,9 @@ def is_safe_key(key: str) -> bool:
 def why_unsafe(key: str) -> str:
     """Return the reason why `is_safe_key` refuses this name."""
     if re.search("[\ud800-\udfff]", key):
-        return "its name is not UTF-8"
+        return "the name is not UTF-8"
     if len(key.encode()) > _MAX_KEY_BYTES:
-        return f"its name is longer than {_MAX_KEY_BYTES} bytes"
+        return f"the name is longer than {_MAX_KEY_BYTES} bytes"
     if "\\" in key:
-        return "its name has a backslash in it"
-    return "its name has a control character in it" if _FORBIDDEN.search(key) else "its name is not a relative path"
+        return "the name contains a backslash"
+    return "the name contains a control character" if _FORBIDDEN.search(key) else "the name is not a relative path"

@@ -352,7 +352,9 @@ def _is_symlink(folder: int | None, name: str) -> bool:
 
 
 def _symlink(key: str) -> InvalidInput:
-    return InvalidInput(f"{key}: is a symlink, which the store does not follow. Replace it by its target", key=key)
+    return InvalidInput(
+        f"{key}: is a symlink, which the store does not follow. Replace the symlink by its target", key=key
+    )
 
 
 @dataclass(slots=True)
@@ -652,4 +654,4 @@ def _no_object(status: os.stat_result) -> str | None:
     kind = stat.S_IFMT(status.st_mode)
     if kind in (stat.S_IFREG, stat.S_IFDIR):
         return None
-    return "it is a symlink, which is not followed" if kind == stat.S_IFLNK else "it is not a regular file"
+    return "the path is a symlink, which is not followed" if kind == stat.S_IFLNK else "the path is not a regular file"

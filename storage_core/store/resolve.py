@@ -154,7 +154,9 @@ def scheme_of(uri: str) -> str | None:
     if scheme not in ("file", "memory", "s3"):
         raise InvalidInput(f"{scheme}://…: unknown scheme {scheme!r}. {_EXPECTED}")
     if _UNWRITABLE.search(uri):
-        raise InvalidInput(f"{scheme}://…: it contains control characters. Write it without them")
+        raise InvalidInput(
+            f"{scheme}://…: the location contains control characters. Write the location without control characters"
+        )
     return scheme
 
 
@@ -231,7 +233,7 @@ def _file_path(uri: str) -> Path:
     if any("/" in each or each in (".", "..") or _UNWRITABLE.search(each) for each in segments):
         raise InvalidInput(
             "file://…: the path contains a '.', a '..', an escaped '/' or a control character. Write the path "
-            "without them"
+            "without these parts"
         )
     return _plain_path("/" + "/".join(segments))
 
@@ -294,8 +296,8 @@ class Probe:
         if self.missing:
             what = "; ".join(f"{each.capability}: {each.found}" for each in self.missing)
             raise Unsupported(
-                f"{self.uri}: this store cannot hold a table, because it lacks {what}. Use one with conditional writes "
-                "and user metadata",
+                f"{self.uri}: this store cannot hold a table, because it lacks {what}. Use a store with "
+                "conditional writes and user metadata",
                 uri=self.uri,
                 missing=[str(each.capability) for each in self.missing],
             )

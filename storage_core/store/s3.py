@@ -370,7 +370,9 @@ class S3Store:
         if isinstance(found, Failure):
             raise _short(key, (start, end), "") if found.trouble is Trouble.RANGE else found.error(self.uri, key)
         if found is None or len(found) > end - start:
-            raise Unsupported(f"{key}: {self.uri} does not serve byte ranges. Use a server that does", key=key)
+            raise Unsupported(
+                f"{key}: {self.uri} does not serve byte ranges. Use a server that serves byte ranges", key=key
+            )
         if len(found) < end - start:
             raise _short(key, (start, end), f" at {start + len(found)}")
         return found

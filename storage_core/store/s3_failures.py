@@ -42,7 +42,7 @@ class Trouble(StrEnum):
     NO_KEYS = "no credentials were found"
     NO_PROFILE = "the AWS profile does not exist"
     KEYS_NOT_FETCHED = "the credentials could not be fetched"
-    NOT_IMPLEMENTED = "the server does not implement this"
+    NOT_IMPLEMENTED = "the server does not implement this request"
     ELSEWHERE = "the server redirects requests for this bucket to another address"
     REFUSED = "the server refused the request"
     PARTS = "not all parts could be uploaded, and nothing was published"
@@ -76,7 +76,7 @@ _MEANINGS: Mapping[Trouble, tuple[type[TidemarkError], str]] = {
     Trouble.NO_KEYS: (Unavailable, ". Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"),
     Trouble.NO_PROFILE: (Unavailable, ". Correct AWS_PROFILE, or add the profile to the configuration of AWS"),
     Trouble.KEYS_NOT_FETCHED: (Unavailable, ". Check the source of the credentials, then try again"),
-    Trouble.NOT_IMPLEMENTED: (Unsupported, ". Use a server that does: see `tidemark probe`"),
+    Trouble.NOT_IMPLEMENTED: (Unsupported, ". Use a server that implements the request: see `tidemark probe`"),
     Trouble.ELSEWHERE: (Unsupported, _ADVICE_ELSEWHERE),
     Trouble.REFUSED: (InvalidInput, ". Check bucket, region and endpoint"),
     Trouble.NOT_SENT: (Unavailable, _ADVICE_NOT_SENT),

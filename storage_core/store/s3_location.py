@@ -196,7 +196,7 @@ def _region(text: str, place: str) -> str:
 def _path_style(text: str, place: str) -> bool:
     found = _BOOLEANS.get(text.lower())
     if found is None:
-        raise InvalidInput(f"{place} is neither true nor false. Write true or false")
+        raise InvalidInput(f"{place}: the value is neither true nor false. Write true or false")
     return found
 
 

@@ -159,7 +159,9 @@ def test_each_bad_csv_record_is_quarantined_with_its_reason_and_all_other_record
         ("a-bad.csv", 7): "column at: a value is required",
     }
     assert {text for place, (_, text) in found.items() if place[1] is not None} <= set(lines)
-    assert found["b-other.csv", None][0].startswith("the file cannot be used: its columns are not those of the table")
+    assert found["b-other.csv", None][0].startswith(
+        "the file cannot be used: the columns of the file are not the columns"
+    )
     assert len(found) == 5
 
 

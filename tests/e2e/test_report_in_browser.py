@@ -185,7 +185,7 @@ def test_heat_map_growth_cost_and_lag_of_a_table_with_history_are_those_of_its_l
     costs = {what: (count, price) for what, count, price in rows(page, "costs")}
     assert costs["PUT"] == (f"{puts:,}", f"{puts / 200:.4f}")
     assert costs["GET"] == (f"{sum(map(len, removed)):,}", f"{sum(map(len, removed)) / 250:.4f}")
-    assert costs["bytes kept, a month"][0] == f"{visits.snapshot.bytes:,}"
+    assert costs["stored bytes (price per month)"][0] == f"{visits.snapshot.bytes:,}"
     assert rows(page, "indexes") == [["pages", f"{LATE}", "1", "not measured"]]
     _same_as_status(visits, page)
     page.locator("section p").first.evaluate("place => { place.textContent = 'warehouse/visits' }")  # of no machine

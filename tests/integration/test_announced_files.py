@@ -285,7 +285,7 @@ def test_a_run_that_another_run_overtakes_plans_again_and_adds_each_row_once(
 
 def test_an_absent_queue_and_refused_credentials_are_named(place: AnnouncedPlace) -> None:
     place.declare(queue=f"{place.server.endpoint}/123456789012/absent", list_every="1000d")
-    with pytest.raises(InvalidInput, match=r"absent: the queue does not exist\. Create it"):
+    with pytest.raises(InvalidInput, match=r"absent: the queue does not exist\. Create the queue"):
         place.ingest()
     place.declare()
     place.ingest()

@@ -126,7 +126,7 @@ def test_an_audit_of_less_looks_at_less(table: Table, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(["--commits", "0"], "Give 1 or more"), (["--commits", "1", "--since", "2"], "Give only one of them")],
+    [(["--commits", "0"], "Give 1 or more"), (["--commits", "1", "--since", "2"], "Give only one of these options")],
 )
 def test_limits_that_make_no_sense_are_refused(
     table: Table, capsys: pytest.CaptureFixture[str], options: list[str], message: str

@@ -157,7 +157,7 @@ def test_deleted_rows_leave_no_match(uri: str) -> None:
 def test_what_no_segment_covers_is_read_and_the_plan_says_so(uri: str) -> None:
     table = filled(uri, splits=2)
     table.append(batch(2))
-    assert steps_of(table, f"host = '{RARE}'")[STEP] == (2, 0, "not used for 1 split: no segment covers them")
+    assert steps_of(table, f"host = '{RARE}'")[STEP] == (2, 0, "not used for 1 split: no segment covers these splits")
     assert table.scan(["n"], filter=f"host = '{RARE}'").to_arrow().num_rows == 2
     compact(table)
     assert table.refresh().scan(["n"], filter=f"host = '{RARE}'").to_arrow().num_rows == 2
@@ -249,7 +249,7 @@ def test_a_segment_that_is_damaged_or_gone_is_a_warning_and_its_split_is_read(
         assert table.scan(filter=f"host = '{RARE}'").to_arrow().num_rows == 2
         plan = steps_of(table, f"host = '{RARE}'")
     assert all(path in caplog.text for path in paths)
-    assert plan[STEP] == (0, 0, "not used for 4 splits: their segments are damaged or gone")
+    assert plan[STEP] == (0, 0, "not used for 4 splits: the segments of these splits are damaged or missing")
 
 
 def test_a_bitmap_that_is_damaged_is_found_where_it_is_asked_for(uri: str, caplog: pytest.LogCaptureFixture) -> None:

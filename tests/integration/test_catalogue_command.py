@@ -64,7 +64,7 @@ def test_declared_tables_come_in_are_checked_and_made_again(capfd: pytest.Captur
     assert asked(capfd, "check", "./warehouse/events", "--url", URL) == [checked]
     assert (checked["version"], checked["splits"], checked["differences"]) == (3, 3, 0)
     (rebuilt,) = asked(capfd, "rebuild", "warehouse/events", "--url", URL)
-    assert (rebuilt["outcome"], rebuilt["reason"]) == ("loaded", "it was asked for")
+    assert (rebuilt["outcome"], rebuilt["reason"]) == ("loaded", "a rebuild was requested")
     failed = asked(capfd, "refresh", "later", "events", "--url", URL, code=2)
     assert [each.get("outcome") for each in failed] == ["failed", "current", None]
     assert main(["catalog", "refresh", "--url", URL]) == 0

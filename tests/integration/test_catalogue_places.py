@@ -112,7 +112,7 @@ def test_a_table_that_was_moved_is_known_by_its_id_and_a_copy_is_refused(catalog
     catalog.refresh(table.uri, name="first")
     shutil.copytree(tmp_path / "old", tmp_path / "new")
     new = tm.Table.open(str(tmp_path / "new")).uri
-    with pytest.raises(InvalidInput, match=r"where it still exists. One of them is a copy"):
+    with pytest.raises(InvalidInput, match=r"and the table still exists there. One of the two tables is a copy"):
         catalog.refresh(new)
     assert [each.uri for each in catalog.tables()] == [table.uri]
     shutil.rmtree(tmp_path / "old")
@@ -217,7 +217,7 @@ def test_a_database_of_another_table_is_refused_until_it_is_made_again(catalog: 
             match=rf"has the table .*, but the table there is {other.snapshot.table_id}\. If the table was replaced",
         ):
             ask()
-    assert catalog.check("t").shown[0].endswith(f"in the log {other.snapshot.table_id}")
+    assert catalog.check("t").shown[0].endswith(f" in the catalog, but {other.snapshot.table_id} in the log")
     assert catalog.rebuild(other.uri).version == 5
     assert is_right(catalog, other.uri, 5)
     assert len(catalog.tables()) == 1
@@ -265,8 +265,8 @@ def test_a_check_tells_what_differs(catalog: Catalog, tmp_path: Path) -> None:
         catalog.database.write(partial(sa.Connection.exec_driver_sql, statement=damage))
     found = catalog.check(table.uri)
     assert found.differences == 3
-    assert "bytes is 1, in the log" in "\n".join(found.shown)
-    assert "2 splits are live, in the log 3" in found.shown
+    assert "bytes is 1 in the catalog, but" in "\n".join(found.shown)
+    assert "2 splits are live in the catalog, but 3 in the log" in found.shown
     catalog.rebuild(table.uri)
     assert is_right(catalog, table.uri, 3)
 
@@ -297,7 +297,7 @@ def test_a_statement_of_anybody_touches_no_other_file_and_leaves_the_connection_
     with tm.open_catalog(f"sqlite:///{tmp_path}/catalog.db") as catalog:
         catalog.refresh(table.uri)
         for text in (f"ATTACH '{other}' AS o", "PRAGMA query_only=0", "SAVEPOINT s", "COMMIT"):
-            with pytest.raises(InvalidInput, match="Begin it with"):
+            with pytest.raises(InvalidInput, match="Begin the statement with"):
                 catalog.sql(text)
         with pytest.raises(InvalidInput, match=r"catalog.db: only statements that read are allowed. Write a SELECT"):
             catalog.sql("SELECT * FROM pragma_query_only")
@@ -454,9 +454,11 @@ def test_an_answer_that_is_no_text_or_time_of_python_says_what_to_ask_instead(
         with pytest.raises(InvalidInput, match=r"contains text that is not UTF-8\. Select its bytes with CAST"):
             catalog.sql("SELECT CAST(x'ff' AS text)")
         assert catalog.sql("SELECT CAST(CAST(x'ff' AS text) AS BLOB)")[1] == [(b"\xff",)]
-        with pytest.raises(InvalidInput, match=r"a value is out of the range of its type or of Python\. Cast it"):
+        with pytest.raises(
+            InvalidInput, match=r"a value is out of the range of its type or of Python\. Cast the value"
+        ):
             catalog.sql("SELECT zeroblob(2000000000)")
-    with pytest.raises(InvalidInput, match=r"a value is out of the range of its type or of Python\. Cast it"):
+    with pytest.raises(InvalidInput, match=r"a value is out of the range of its type or of Python\. Cast the value"):
         postgres_catalog.sql("SELECT 'infinity'::date")
 
 
@@ -494,7 +496,8 @@ def test_a_foreign_database_is_refused_and_left_as_it_is(database_url: str) -> N
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE commits (sha text)")
     with pytest.raises(
-        InvalidInput, match=r"neither empty nor a catalog of Tidemark: .*holds the tables 'commits'. Give the catalog"
+        InvalidInput,
+        match=r"neither empty nor a catalog of Tidemark: .*contains the tables 'commits'. Give the catalog",
     ):
         tm.open_catalog(database_url)
     with engine.begin() as connection:
@@ -502,7 +505,7 @@ def test_a_foreign_database_is_refused_and_left_as_it_is(database_url: str) -> N
         connection.exec_driver_sql("DROP TABLE commits")
         connection.exec_driver_sql("CREATE TABLE tidemark_catalog (format text, version int)")
         connection.exec_driver_sql("INSERT INTO tidemark_catalog VALUES ('another', 1)")
-    with pytest.raises(InvalidInput, match=r"its table tidemark_catalog holds \[\('another', 1\)\]"):
+    with pytest.raises(InvalidInput, match=r"the table tidemark_catalog contains \[\('another', 1\)\]"):
         tm.open_catalog(database_url)
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE tidemark_catalog SET format = 'tidemark-catalog'")
@@ -547,7 +550,7 @@ def test_a_catalogue_comes_forward_by_steps_and_is_refused_by_an_older_release(
         (
             "postgresql://nobody:secret@127.0.0.1:1/x",
             Unavailable,
-            "x: the database does not answer. Check that it runs, .*Try again when the database can be reached",
+            "x: the database does not answer. Check that the database runs, .*Try again when the database can be",
         ),
     ],
 )
@@ -578,14 +581,16 @@ def test_a_fault_of_a_statement_is_stated_in_our_words(catalog: Catalog, stateme
 
 def test_a_folder_is_no_catalogue(tmp_path: Path) -> None:
     with pytest.raises(
-        InvalidInput, match=f"this is a folder. Name a file in it, such as sqlite:///{tmp_path}/catalog.db"
+        InvalidInput, match=f"this is a folder. Name a file in the folder, such as sqlite:///{tmp_path}/catalog.db"
     ):
         tm.open_catalog(f"sqlite:///{tmp_path}")
 
 
 def test_a_catalogue_that_has_to_be_there_is_not_made(database_url: str, tmp_path: Path) -> None:
     for place in (database_url, f"sqlite:///{tmp_path}/none.db"):
-        with pytest.raises(NotFound, match=r"the catalog does not exist. Create it with: tidemark catalog refresh"):
+        with pytest.raises(
+            NotFound, match=r"the catalog does not exist. Create the catalog with: tidemark catalog refresh"
+        ):
             tm.open_catalog(place, must_exist=True)
     assert not (tmp_path / "none.db").exists()
 

@@ -281,7 +281,10 @@ def test_tables_warns_of_a_variable_that_a_receiver_needs_and_nobody_set(
     (place / "alerts.yaml").write_text(receivers)
     ended = run("tables", "--json")
     assert (ended.code, len(ended.lines)) == (0, 2)
-    lack = "needs the environment variable {}, which is not set here. Set it in the code server, which sends alerts."
+    lack = (
+        "needs the environment variable {}, which is not set here. Set the variable in the code "
+        "server, which sends alerts."
+    )
     assert ended.err.splitlines() == [
         f"tidemark: alerts.yaml: receiver 1 (webhook) {lack.format('HOOK')}",
         f"tidemark: alerts.yaml: receiver 3 (email) {lack.format('TIDEMARK_SMTP_PASSWORD')}",
@@ -343,7 +346,7 @@ def test_init_says_when_it_changes_a_table_that_exists(place: Path, run: Run) ->
     assert (changed["status"], changed["version"]) == ("changed", 1)
     assert run("init", "events", "--json").one["status"] == "exists"
     file.write_text(file.read_text().replace("90d", "91d"))
-    assert "Its settings were changed at version 2" in run("init", "events").out
+    assert "The settings of the table were changed at version 2" in run("init", "events").out
 
 
 def test_tables_shows_a_table_that_cannot_be_read_as_a_line_with_its_reason_among_the_others(
@@ -1149,7 +1152,9 @@ def test_ui_serves_the_tables_of_any_folder_outlives_its_parts_and_ends_with_its
         try:
             assert process.stdout is not None
             history = (place / ".dagster").resolve()
-            assert process.stdout.readline() == f"Dagster starts (its history is in {history}). End it with Ctrl-C.\n"
+            assert (
+                process.stdout.readline() == f"Dagster starts (its history is in {history}). End Dagster with Ctrl-C.\n"
+            )
             while (
                 process.stdout.readline() != f"Dagster is open on http://127.0.0.1:{port}\n"
             ):  # Dagster writes messages too

@@ -187,7 +187,7 @@ def test_without_its_tag_the_files_of_a_shallow_clone_are_collected_and_it_says_
     kept_up(source)
     with pytest.raises(
         tm.errors.TidemarkError,
-        match=r"of this shallow clone. Check whether the tag of the clone was removed there",
+        match=r"of this shallow clone. Check whether the tag of the clone was removed in the source",
     ):
         rows_of(new)
 

@@ -41,7 +41,7 @@ def test_files_of_many_kinds_are_equal_or_refused_by_type(tmp_path: Path, capsys
     equal = "equal 6 import of Arrow: 1, import of Delta: 1, import of Parquet: 2, landing of Parquet: 2"
     assert counted[:2] == [equal, "typed refusal 3 import of Parquet: 2, landing of Parquet: 1"]
     assert counted[2:5] == ["untyped 0", "wrong 0", "no second reader 0"]
-    assert any("it is not a whole Parquet file" in line for line in lines)
+    assert any("the file is not a whole Parquet file" in line for line in lines)
     assert sorted((each, each.stat().st_mtime_ns) for each in tmp_path.rglob("*")) == before
 
 

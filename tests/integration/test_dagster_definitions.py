@@ -177,7 +177,7 @@ def test_a_second_table_of_the_same_name_is_left_out(checkout: Path) -> None:
     declared = load_tables(checkout / "tables")
 
     assert [table.declaration.name for table in declared.tables] == ["access_log", "departures", "planes", "words"]
-    assert declared.problems[0].message.startswith("tables/zz.yaml:2: field `name`: 'planes' is taken")
+    assert declared.problems[0].message.startswith("tables/zz.yaml:2: field `name`: the value 'planes' conflicts with")
 
 
 def test_nothing_loads_when_every_declaration_is_invalid(checkout: Path) -> None:

@@ -63,7 +63,7 @@ def test_a_job_that_is_killed_before_it_can_say_anything(
         patched.setattr(sys, "executable", str(killed))
         line = said(run(root, instance, "events", "checkpointed", "checkpoint"))
     assert line.startswith(
-        "error: the job checkpoint ended without a report. The usual cause is that memory ran out. Its output is"
+        "error: the job checkpoint ended without a report. The usual cause is that memory ran out. The output of the"
     )
     assert line.endswith("and the next run does the rest: External execution process failed with code -9")
     assert last_failures_in(instance, ["events"])["events"].message == line

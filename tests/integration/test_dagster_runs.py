@@ -215,7 +215,7 @@ def test_rejected_lines_count_once_and_keep_their_check_red_until_they_are_remov
         details = metadata["details"].value
         rejected = details["rejected"] if isinstance(details, dict) and "rejected" in details else 0
         assert (check.description or "").endswith(
-            "" if check.passed else "Show them with: tidemark quarantine access_log"
+            "" if check.passed else "Show the lines with: tidemark quarantine access_log"
         )
         return rejected, check.passed, check.metadata["in_quarantine"].value
 

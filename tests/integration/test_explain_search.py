@@ -153,7 +153,7 @@ def test_a_filter_is_planned_by_the_log_and_by_bitmap_indexes() -> None:
     assert (bounded.filter.bitmap_indexes, bounded.filter.columns) == ((), ("id",))
     assert (bounded.filter.admitted_splits, bounded.filter.rows_read) == (1, 20)
     assert ways(bounded) == [[("base", 20, "exact"), ("base", 20, "left_out")]]
-    assert "the log admits 1 of 2 splits" in str(bounded)
+    assert "by the log, 1 of 2 splits may contain matching rows" in str(bounded)
     both = table.explain_search(vector=ORIGIN, filter="tag = 'odd' and id % 2 = 1").filter
     assert both is not None
     assert (both.bitmap_indexes, both.is_exact) == (("tags",), False)
@@ -296,7 +296,7 @@ def test_the_command_prints_it_and_its_json_has_the_fields_of_the_specification(
     for expected in (
         "index words (fulltext, weight 1)",
         "index near (vector, weight 1)",
-        "bitmap index tags answers it",
+        "bitmap index tags answers the filter",
     ):
         assert expected in text
     assert " in 0." in run(*asked, "--analyze")
@@ -337,10 +337,10 @@ def _cut(path: Path) -> None:
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (lambda path: path.write_text("junk"), "it begins with b'junk'"),
-        (lambda path: path.write_bytes(b""), "it begins with b''"),
-        (_pickled, "it contains Python objects"),
-        (_cut, "it is truncated or damaged"),
+        (lambda path: path.write_text("junk"), "the file begins with b'junk'"),
+        (lambda path: path.write_bytes(b""), "the file begins with b''"),
+        (_pickled, "the file contains Python objects"),
+        (_cut, "the file is truncated or damaged"),
         (lambda path: path.mkdir(), "cannot be read"),
     ],
     ids=["junk", "empty", "objects", "cut", "folder"],

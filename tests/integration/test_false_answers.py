@@ -79,7 +79,7 @@ def test_declared_tables_do_not_lie_in_each_other(capfd: pytest.CaptureFixture[s
     Path("tables/inner.yaml").rename("tables/zinner.yaml")
     said = _err(capfd, "tables")
     assert "tables/zinner.yaml:2: field `uri`: 'warehouse/visits/e' is in the folder of the table 'visits'" in said
-    assert "Choose a location outside of it" in said
+    assert "Choose a location outside of this folder" in said
 
 
 def test_a_refresh_reports_an_invalid_declaration(capfd: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +107,7 @@ def test_a_table_whose_log_is_lost_is_not_made_again(capfd: pytest.CaptureFixtur
 
 
 def test_a_table_with_rows_is_not_created_again() -> None:
-    with pytest.raises(InvalidInput, match=r"a table is here already\. Open it, or choose another location"):
+    with pytest.raises(InvalidInput, match=r"a table is here already\. Open the table, or choose another location"):
         Table.create("warehouse/visits", SCHEMA)
 
 
@@ -132,7 +132,7 @@ def test_a_distribution_without_records_notes_where_it_looked(capfd: pytest.Capt
         assert main(["distribute", "events", *more]) == 0
         assert "note: no record is in raw/events. If a producer has written" in capfd.readouterr().out
     assert "(declared: events). Did you mean 'events'?" in _err(capfd, "distribute", "event")
-    assert "Declare it in raw_logs/other.yaml, or give another name" in _err(capfd, "distribute", "other")
+    assert "Declare the raw log in raw_logs/other.yaml, or give another name" in _err(capfd, "distribute", "other")
 
 
 def test_an_import_of_a_missing_folder_says_that_it_is_missing(capfd: pytest.CaptureFixture[str]) -> None:

@@ -73,7 +73,7 @@ def test_it_says_what_holds_the_rows_until_the_collector_has_taken_it(run: Run, 
 @pytest.mark.parametrize("command", ["forget", "delete"])
 def test_a_condition_of_no_text_is_none(run: Run, uri: str, command: str) -> None:
     (failed,) = run(command, uri, "--where", "", code=2)
-    assert f"{command} needs a condition. Give one, or the condition true for every row" in failed["message"]
+    assert f"{command} needs a condition. Give a condition. The condition `true` matches every row" in failed["message"]
 
 
 def test_people_are_told_why_each_object_is_there(run: Run, uri: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,7 +102,7 @@ def test_people_get_a_summary_by_reason_and_day_and_the_landed_files_that_hold_t
         table.append([{"id": number, "person": CANARY}])
     assert main(["forget", "people", "--where", WHERE]) == 0
     shown = capsys.readouterr().out
-    assert "retained versions need them" in shown
+    assert "retained versions need these objects" in shown
     assert "landing/both.ndjson" in shown
     assert "landing/bad.ndjson" in shown
     assert "landing/ann.ndjson" not in shown

@@ -47,7 +47,7 @@ def test_a_restored_table_reads_searches_and_goes_on_like_any_other(table: Table
 
 
 def test_a_table_that_was_opened_at_a_version_is_not_restored(table: Table) -> None:
-    with pytest.raises(InvalidInput, match=r"opened at version 1\. Open it without `at`"):
+    with pytest.raises(InvalidInput, match=r"opened at version 1\. Open the table without `at`"):
         Table.open(table.uri, at=1).restore(2)
 
 

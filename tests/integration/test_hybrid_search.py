@@ -288,10 +288,22 @@ def test_what_is_hidden_is_looked_up_once_for_all_indexes(table: Table, monkeypa
             "weights are only for a search by several indexes",
         ),
         ({"query": "tide", "fusion": "linear", "index": ["words"]}, "fusion 'linear' is only for a search by several"),
-        ({"query": "tide", "vector": ORIGIN, "index": "words"}, "a vector is given, and none of words takes one"),
-        ({"query": "tide", "vector": ORIGIN, "index": ["near"]}, "a query is given, and none of near takes one"),
-        ({"query": "tide", "index": ["words", "near"]}, "index 'near' .vector. takes a vector, and none is given"),
-        ({"vector": ORIGIN, "index": ["words", "near"]}, "index 'words' .fulltext. takes a query, and none is given"),
+        (
+            {"query": "tide", "vector": ORIGIN, "index": "words"},
+            "a vector is given, but none of the indexes words takes a vector",
+        ),
+        (
+            {"query": "tide", "vector": ORIGIN, "index": ["near"]},
+            "a query is given, but none of the indexes near takes a query",
+        ),
+        (
+            {"query": "tide", "index": ["words", "near"]},
+            "index 'near' .vector. takes a vector, but the search has no vector",
+        ),
+        (
+            {"vector": ORIGIN, "index": ["words", "near"]},
+            "index 'words' .fulltext. takes a query, but the search has no query",
+        ),
         ({"index": ["words", "near"]}, "neither a query nor a vector"),
         ({"query": "t0", "vector": ORIGIN, "index": ["tags", "near"]}, "index 'tags' does not rank rows"),
         ({"query": "tide", "vector": ORIGIN, "index": []}, "Give the name of one index, or a list"),

@@ -182,7 +182,7 @@ def test_uuids_and_json_are_imported_from_a_folder_as_from_a_query(tmp_path: Pat
 def test_columns_in_the_names_of_folders_are_not_lost_silently(tmp_path: Path) -> None:
     (tmp_path / "lake" / "day=1").mkdir(parents=True)
     pq.write_table(pa.table({"n": [1]}), tmp_path / "lake" / "day=1" / "a.parquet")
-    with pytest.raises(tm.errors.InvalidInput, match="its folder is 'day=1', but the file has no column 'day'"):
+    with pytest.raises(tm.errors.InvalidInput, match="the folder is 'day=1', but the file has no column 'day'"):
         tm.Table.import_from(str(tmp_path / "table"), tmp_path / "lake")
 
 
@@ -190,7 +190,7 @@ def test_a_damaged_file_is_named_and_nothing_is_made(tmp_path: Path) -> None:
     land(tmp_path / "lake", 3)
     file = tmp_path / "lake" / "1" / "00001.parquet"
     file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(tm.errors.Corrupt, match=r"00001\.parquet: it is not a whole Parquet file") as damage:
+    with pytest.raises(tm.errors.Corrupt, match=r"00001\.parquet: the file is not a whole Parquet file") as damage:
         tm.Table.import_from(str(tmp_path / "table"), tmp_path / "lake")
     assert str(damage.value).endswith(". Write the file again, or leave it out"), "fsck knows nothing of it"
     assert not (tmp_path / "table").exists()
@@ -200,7 +200,7 @@ def test_a_compressed_file_is_named_with_its_compression(tmp_path: Path) -> None
     land(tmp_path / "lake", 3)
     file = tmp_path / "lake" / "1" / "00001.parquet"
     file.write_bytes(gzip.compress(file.read_bytes()))
-    with pytest.raises(tm.errors.Corrupt, match=r"00001\.parquet: it is compressed with gzip"):
+    with pytest.raises(tm.errors.Corrupt, match=r"00001\.parquet: the file is compressed with gzip"):
         tm.Table.import_from(str(tmp_path / "table"), tmp_path / "lake")
     assert not (tmp_path / "table").exists()
 
@@ -567,7 +567,7 @@ def test_a_delta_table_whose_file_is_absent_leaves_no_table_that_opens_and_is_im
     delta_of(lake, {"n": "long"})
     content = file.read_bytes()
     file.unlink()
-    told = r"lake: the data file a\.parquet is missing\. Restore it, or import another version with --version"
+    told = r"lake: the data file a\.parquet is missing\. Restore the file, or import another version with --version"
     with pytest.raises(tm.errors.NotFound, match=told) as refused:
         tm.Table.import_from(table, lake, primary_key=key)
     assert "error:" not in str(refused.value).lower(), "no text of a library"
@@ -594,7 +594,7 @@ def test_a_missing_file_of_a_partition_is_named_and_another_version_is_imported(
     assert main(["import", table, lake, "--json"]) == 2
     said = json.loads(capfd.readouterr().out)
     assert said["error"] == "not_found"
-    assert f"lake: the data file {gone.relative_to(lake)} is missing. Restore it, or" in said["message"]
+    assert f"lake: the data file {gone.relative_to(lake)} is missing. Restore the file, or" in said["message"]
     assert main(["import", table, lake, "--version", "0"]) == 0
     assert tm.Table.open(table).scan(["n"]).to_arrow().to_pylist() == [{"n": 1}]
 
@@ -602,19 +602,21 @@ def test_a_missing_file_of_a_partition_is_named_and_another_version_is_imported(
 def test_a_damaged_delta_table_is_refused_without_the_text_of_delta_rs(tmp_path: Path) -> None:
     lake, table = str(tmp_path / "lake"), str(tmp_path / "table")
     write_deltalake(lake, pa.table({"n": [1]}))
-    with pytest.raises(tm.errors.InvalidInput, match=r"its log does not have this version\. Give a version that"):
+    with pytest.raises(tm.errors.InvalidInput, match=r"the Delta log does not have this version\. Give a version in"):
         tm.Table.import_from(table, lake, version=9)
     (file,) = Path(lake).glob("*.parquet")
     file.write_bytes(b"junk")
     with pytest.raises(tm.errors.Corrupt) as damaged:
         tm.Table.import_from(table, lake)
     assert str(damaged.value).endswith(
-        "lake: a data file or a deletion vector of the Delta table is damaged. Restore it, or import another version "
-        "with --version"
+        "lake: a data file or a deletion vector of the Delta table is damaged. Restore the file, or import "
+        "another version with --version"
     )
     (log,) = Path(lake, "_delta_log").glob("*.json")
     log.write_bytes(b"{")
-    with pytest.raises(tm.errors.InvalidInput, match=r"a file of its log is missing or damaged\. Restore the log, or"):
+    with pytest.raises(
+        tm.errors.InvalidInput, match=r"a file of the Delta log is missing or damaged\. Restore the log, or"
+    ):
         tm.Table.import_from(str(tmp_path / "other"), lake)
 
 
@@ -626,7 +628,10 @@ def test_a_delta_table_that_only_spark_reads_is_refused_with_the_declaration_to_
     lake.mkdir()
     pq.write_table(pa.table({"n": pa.array([7], pa.int32())}), lake / "a.parquet")
     delta_of(lake, {"n": "integer"}, features=features)
-    told = rf"reader feature {features[0]}\. Spark can read it\. Declare .*`landing: \{{uri: .*lake, format: delta\}}`"
+    told = (
+        rf"reader feature {features[0]}\. Spark can read this table\. Declare .*`landing: "
+        rf"\{{uri: .*lake, format: delta\}}`"
+    )
     with pytest.raises(tm.errors.InvalidInput, match=told):
         tm.Table.import_from(str(tmp_path / "table"), lake)
     assert not (tmp_path / "table").exists()
@@ -646,7 +651,7 @@ def test_files_of_a_folder_are_read_or_named(tmp_path: Path, capfd: pytest.Captu
     assert sorted(done.not_read_names) == sorted([*other, "l.parquet", "m.parquet"])
     assert done.not_read == len(done.not_read_names)
     assert main(["import", str(tmp_path / "again"), str(tmp_path / "lake")]) == 0
-    assert "not read: h.csv (its name does not end in .parquet, .parq, .pq)\n" in capfd.readouterr().out
+    assert "not read: h.csv (the file name does not end in .parquet, .parq, .pq)\n" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["a\\b.parquet", "a\nb.PARQUET"])

@@ -104,7 +104,8 @@ def test_ctrl_c_ends_the_whole_backfill_and_its_last_line_says_what_is_left(chec
     assert err.splitlines()[-1] == f"tidemark: interrupted: {last['message']}"
     assert last["message"] == (
         "stopped by a signal: 0 of 3 chunks done, 1 interrupted or failed, 2 not started. Continue with the same "
-        "command and --failed for interrupted or failed chunks, and with --from 2015-05-01T04:00 for the rest."
+        "command and --failed for interrupted or failed chunks, and with --from 2015-05-01T04:00 "
+        "for the chunks that have not started."
     )
     with open_instance(home(checkout, {})) as instance:
         assert unfinished(instance, [asset_key("ticks", "compacted")], HOURS) == set(HOURS[2:4])

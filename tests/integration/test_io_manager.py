@@ -275,8 +275,8 @@ def test_an_input_without_an_annotation_is_what_the_manager_says(
         ([1, 2], "the asset returned a list, which a table cannot store"),
         (None, "the asset returned a NoneType, which a table cannot store"),
         (pd.Series([1]), "the asset returned a pandas.core.series.Series, which a table cannot store"),
-        (pd.DataFrame({"n": [1]}, index=["a"]), "To store it as a column, use reset_index()"),
-        (pd.DataFrame({"n": [1]}, index=pd.Index([7], name="id")), "To store it as a column, use reset_index()"),
+        (pd.DataFrame({"n": [1]}, index=["a"]), "To store the index as a column, use reset_index()"),
+        (pd.DataFrame({"n": [1]}, index=pd.Index([7], name="id")), "To store the index as a column, use reset_index()"),
         (pd.DataFrame({"n": [1, "a"]}), "contains values of several types"),
     ],
 )
@@ -580,7 +580,7 @@ def test_a_table_that_nobody_made_is_refused_with_how_to_make_it(instance: Dagst
         ({"tidemark/modes": "append"}, "'tidemark/modes' is not a setting here"),
         ({"tidemark/mode": "replace"}, "tidemark/mode is 'replace'. Give append, overwrite or upsert"),
         ({"tidemark/create": {"key": "n"}}, "'key' is not a parameter of Table.create"),
-        ({"tidemark/create": "n"}, "tidemark/create is 'n'. It must be a mapping"),
+        ({"tidemark/create": "n"}, "tidemark/create is 'n'. Set tidemark/create to a mapping"),
         ({"tidemark/uri": "ftp://host/x"}, "Use file:///"),
         (
             {"tidemark/create": {"primary_key": "n"}, "tidemark/mode": "overwrite"},

@@ -179,7 +179,7 @@ CASES = {
     ),
     "3 MB of empty objects": Case("ndjson", lambda: b"{}\n" * MILLION, MILLION),
     "CSV of 1,000,000 columns": _file(
-        "csv", lambda: b"," * MILLION + b"\n1\n", "its columns are not those of the table"
+        "csv", lambda: b"," * MILLION + b"\n1\n", "the columns of the file are not the columns of the table"
     ),
     "CSV records of 1,000,000 columns": Case(
         "csv", lambda: b"a,s\n1,x\n" + b"," * MILLION + b"\n2,y\n", 2, "the record has 1000001 fields"
@@ -197,7 +197,7 @@ CASES = {
     "JSON with a text of 90 MB": _file("json", lambda: b'[{"s":"' + b"x" * 90 * MILLION, "record 1 is longer than"),
     "Avro with a block of 40 MB": _file("avro", lambda: _avro("x" * 40 * MILLION), "expands to more than"),
     "Avro with a text of 30 MB": Case("avro", lambda: _avro("x" * 30 * MILLION), 1),
-    "Arrow with a billion nulls": _file("arrow", _billion_nulls, "it expands to more than"),
+    "Arrow with a billion nulls": _file("arrow", _billion_nulls, "the file expands to more than"),
     "spaces in Zstandard": _file(
         "ndjson", lambda: pa.compress(b" " * 40 * MILLION, codec="zstd", asbytes=True), "expands to more than"
     ),
@@ -208,10 +208,12 @@ CASES = {
     "CSV, gzipped": _file("csv", lambda: _members(b"a" * 99 + b"\n"), "expands to more than"),
     "Parquet with a text of 1 MB, 50,000 times": _file("parquet", _one_text_many_times, "expands to more than"),
     "Parquet with a list of 10,000,000": _file("parquet", _one_long_list, "Write smaller row groups"),
-    "Parquet of 5,000 other columns": _file("parquet", _many_columns, "its columns are not those of the table"),
+    "Parquet of 5,000 other columns": _file(
+        "parquet", _many_columns, "the columns of the file are not the columns of the table"
+    ),
     "Parquet, deep": _file("parquet", _deep_schema, "not a whole Parquet file"),
     "Parquet with a pickle for a type": Case("parquet", _pickled_type, 2),
-    "Parquet with a footer of 4 GB": _file("parquet", lambda: _footer(2**32 - 1), "its footer is damaged"),
+    "Parquet with a footer of 4 GB": _file("parquet", lambda: _footer(2**32 - 1), "the footer is damaged"),
     "Parquet with a deep footer": _file(
         "parquet", lambda: _footer(60_000, b"\x1c" * 60_000), "not a whole Parquet file"
     ),

@@ -291,7 +291,8 @@ def test_a_delta_table_that_was_replaced_or_set_back_is_refused(tmp_path: Path, 
     delta.ingest(file)
     (tmp_path / LAKE / "_delta_log" / f"{1:020}.json").unlink()
     with pytest.raises(
-        InvalidInput, match=r"below 2 are ingested, but the Delta table now has only versions up to 0. It was reset"
+        InvalidInput,
+        match=r"below 2 are ingested, but the Delta table now has only versions up to 0. The Delta table was reset",
     ):
         delta.ingest(file)
     rmtree(tmp_path / LAKE)

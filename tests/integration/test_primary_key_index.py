@@ -122,7 +122,9 @@ def test_a_lookup_of_one_split_reads_its_keys_as_before() -> None:
     merge(table, rows(range(ROWS)))
     plain = lookup(table, key(5))
     assert lookup(with_index(table), key(5)) == plain
-    assert "not used for 1 split: a read of their keys costs less" in str(Table.open(table.uri).explain_get(key(5)))
+    assert "not used for 1 split: a read of the keys of these splits costs less" in str(
+        Table.open(table.uri).explain_get(key(5))
+    )
 
 
 def test_explain_get_names_the_index_and_foretells_its_requests() -> None:

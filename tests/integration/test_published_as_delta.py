@@ -156,7 +156,7 @@ def test_without_vectors_a_table_is_shown_at_compaction_points_to_readers_that_k
     done = table.publish()
     assert done.version == 2
     assert done.waits_for is not None
-    assert "`vectors: none` publishes them only after a compaction. Compact their windows" in done.waits_for
+    assert "`vectors: none` publishes such splits only after a compaction. Compact their windows" in done.waits_for
     assert plain(deltalake.DeltaTable(table.uri).to_pyarrow_table().select(SCHEMA.names)) == before
     assert by_daft("delta", table.uri, [(1, SCHEMA.names)]) == [before]
     upkeep.compact(table)

@@ -95,7 +95,7 @@ def test_a_command_publishes_and_says_what_is_shown(
     table.append([{"id": 1, "url": "/"}, {"id": 2, "url": "/"}])
     capsys.readouterr()
     assert main(["publish", "hits"]) == 0
-    assert capsys.readouterr().out == "delta version 0 shows version 1 of the table (1 new)\n"
+    assert capsys.readouterr().out == "delta version 0 contains version 1 of the table (1 new commit)\n"
     table.delete("id = 1")
     assert main(["publish", "hits"]) == 0
     assert "newer versions are not published yet: rows of 1 split are deleted" in capsys.readouterr().out
@@ -118,13 +118,13 @@ def test_a_command_publishes_and_says_what_is_shown(
     capsys.readouterr()
     assert main(["publish", "hits"]) == 0
     of_delta, of_iceberg, where = capsys.readouterr().out.splitlines()[:3]
-    assert of_delta.startswith("delta version 1 shows version ")
+    assert of_delta.startswith("delta version 1 contains version ")
     assert of_iceberg == "no version is published as iceberg yet"
     assert where.startswith("newer versions are not published yet: rows of 1 split are deleted")
     table.refresh().update({"url": "/all"}, "true")
     assert main(["publish", "hits", "--format", "iceberg"]) == 0
     shown, where = capsys.readouterr().out.splitlines()
-    assert shown == "iceberg snapshot 5 shows version 5 of the table (1 new)"
+    assert shown == "iceberg snapshot 5 contains version 5 of the table (1 new commit)"
     assert StaticTable.from_metadata(where.removeprefix("newest metadata: ")).scan().count() == 1
 
 

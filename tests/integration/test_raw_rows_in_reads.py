@@ -335,7 +335,7 @@ def test_explain_names_the_raw_log_and_what_is_read_of_it() -> None:
     reads.table("users").append([EVENTS])
     appended(reads, 1, 2)
     part = {"name": "raw", "chunks": 2, "records": 2}
-    line = "raw log raw: 2 records of 2 chunks are part of these"
+    line = "raw log raw: 2 records of 2 chunks are also read"
     for name in TABLES:
         table = reads.table(name)
         query, search = (

@@ -400,7 +400,7 @@ def test_newest_versions_that_are_lost_are_told_by_the_splits_that_were_planned_
     assert _counts(target) == [1, 2, 3, 4, 5, 6]
     assert len(outcome.unproven) == 4
     assert [(each.key, each.reason) for each in outcome.lost] == [
-        (version_key(3), "this version and those up to 5 do not open in the repaired table")
+        (version_key(3), "this version and all versions up to 5 cannot be opened in the repaired table")
     ]
 
 

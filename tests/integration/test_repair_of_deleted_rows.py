@@ -141,7 +141,7 @@ def test_a_split_whose_vector_is_lost_is_found_and_not_brought_back_with_its_del
     assert target.base_rows() == []
     (lost,) = outcome.lost
     assert (lost.key, lost.rows) == (path, table.snapshot.splits[path].visible_rows)
-    assert "so its deleted rows are not known" in lost.reason
+    assert "so the deleted rows are not known" in lost.reason
 
 
 def _emptied_by_two_regions() -> KeyedTable:

@@ -221,7 +221,7 @@ def test_a_key_may_be_text_or_a_time_without_a_zone(tmp_path: Path) -> None:
 
 SOON = {"id": 1, "time": "soon"}
 FINE = pd.Timestamp("2026-11-01T12:00:00.000000001")
-ADVICE = r"'soon' is not a time\. Write it as 2026-11-01T12:00:00Z"
+ADVICE = r"'soon' is not a time\. Write the time as 2026-11-01T12:00:00Z"
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "text in a mapping": (lambda: [{"id": 2}, SOON], rf"column 'time'.*\(row 1\): {ADVICE}"),
     "text in pandas": (lambda: pd.DataFrame([{"id": 2}, SOON]), rf"column 'time', row 1: {ADVICE}"),
@@ -261,7 +261,7 @@ def test_a_raw_log_refuses_digits_below_the_microsecond_at_once(name: str) -> No
 def test_a_raw_log_keeps_text_that_is_no_time_and_its_distribution_says_why_it_does_not_fit() -> None:
     (reason,) = _distributed([SOON])[1]
     assert "column 'time'" in reason
-    assert "'soon' is not a time. Write it as 2026-11-01T12:00:00Z" in reason
+    assert "'soon' is not a time. Write the time as 2026-11-01T12:00:00Z" in reason
 
 
 def test_rows_of_a_landed_file_whose_text_is_no_time_are_rejected_one_by_one() -> None:
@@ -271,7 +271,7 @@ def test_rows_of_a_landed_file_whose_text_is_no_time_are_rejected_one_by_one() -
     assert landed.rows.column("id").to_pylist() == [1, 3]
     (rejected,) = landed.rejected
     assert (rejected.line, '"soon"' in rejected.text) == (2, True)
-    assert rejected.reason.startswith("column time: the text is not a time. Write it as 2026-11-01T12:00:00Z")
+    assert rejected.reason.startswith("column time: the text is not a time. Write the time as 2026-11-01T12:00:00Z")
 
 
 @pytest.mark.parametrize("given", [np.uint64(2**64 - 1), np.int64(2**53 + 1), np.timedelta64(1, "s"), np.bool_(True)])

@@ -360,7 +360,7 @@ def test_without_pyspark_the_error_says_what_to_install() -> None:
         "except tidemark.errors.Unavailable as error: print(error)"
     )
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert printed.startswith("the format tidemark of Spark needs packages: pip install '.[pipeline]'")
+    assert printed.startswith("Spark's format `tidemark` needs packages: pip install '.[pipeline]'")
 
 
 def streamed(session: SparkSession, folder: Path, uri: str) -> None:

@@ -42,15 +42,18 @@ QUERIES = [
     ("select date '2026-13-01' from t", "the text '2026-13-01' is not a valid date or time. Use try_cast"),
     ("select status, page from t group by page", "the column 'status' is neither in GROUP BY nor in an aggregate. Add"),
     ("select 1 from t where count(*) > 1", "the condition contains an aggregate. Use HAVING"),
-    ("select sum(sum(status)) from t", "an aggregate contains another aggregate. Compute the inner one in a subquery"),
+    (
+        "select sum(sum(status)) from t",
+        "an aggregate contains another aggregate. Compute the inner aggregate in a subquery",
+    ),
     ("select a.status from t a, t b where status = 1", "the column 'status' is in several tables. Write the name"),
     ("select x.page from t", "unknown table 'x'. Use a table of the FROM clause"),
     ("select 9223372036854775807 + status from t", "is too large for its type. Cast an operand"),
-    ("select 1e30::int from t", "the value 1e+30 is out of the range of the type INTEGER. Cast it"),
+    ("select 1e30::int from t", "the value 1e+30 is out of the range of the type INTEGER. Cast the value"),
     ("select (select 1, 2) from t", "a subquery used as a value returns several columns. Select one"),
     (
         "select regexp_matches(page, '(') from t",
-        "a regular expression is not valid: a group is not closed. Correct it at '('",
+        "a regular expression is not valid: a group is not closed. Correct the expression at '('",
     ),
     ("select [1, 2]::int[3] from t", "a value cannot be converted to another type near '::int[3]'"),
     ("select struct_extract({'a': 1}, 'b') from t", "the struct has no field 'b'. It has a"),
@@ -58,7 +61,10 @@ QUERIES = [
     ("select * from lenght(1)", "unknown function 'lenght'. Did you mean 'length'?"),
     ("select read_text('/x') from t", "the function read_text is not allowed. Use functions that only compute a value"),
     ("select cast(page as strng) from t", "the type strng is not allowed. Did you mean 'STRING'?"),
-    ("select status::date from t", "a value of the type INTEGER cannot be cast to DATE. Cast it to VARCHAR first"),
+    (
+        "select status::date from t",
+        "a value of the type INTEGER cannot be cast to DATE. Cast the value to VARCHAR first",
+    ),
     ("select 1 from t; select 2", "is not one SELECT statement. To change rows, use append, upsert, update"),
     ("drop table t", "the query 'drop table t' is not one SELECT statement. To change rows, use append"),
 ]
@@ -98,7 +104,7 @@ CONDITIONS = [
     ("page + 1 = 2", "no function + takes VARCHAR and INTEGER. Cast an argument"),
     (
         "true; drop table t",
-        "the condition 'true; drop table t' is not one expression over the columns. Write it without",
+        "the condition 'true; drop table t' is not one expression over the columns. Write the expression",
     ),
     ("lenght(page) > 1", "unknown function 'lenght'. Did you mean 'length'?"),
     (
@@ -131,7 +137,7 @@ def test_an_unknown_column_of_a_join_lists_the_columns_of_each_table(table: Tabl
         ("Binder Error: nobody knows this", "a name or a type does not fit. Correct this part"),
         (
             "Odd Error: secret\n\nLINE 1: select odd(1)\n               ^^^^^^",
-            "a part of it cannot be evaluated near 'odd(1)'",
+            "a part of the text cannot be evaluated near 'odd(1)'",
         ),
         ("Binder Error: x\n\nLINE 1: select 1\n ^", "a name or a type does not fit"),
     ],

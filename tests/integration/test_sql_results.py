@@ -100,7 +100,7 @@ def test_a_large_answer_is_streamed_in_bounded_memory(table: tm.Table) -> None:
 
 def test_a_large_answer_is_held_whole_up_to_its_limit(table: tm.Table) -> None:
     assert table.sql(LARGE).num_rows == MANY
-    with pytest.raises(Unavailable, match=r"larger than `memory_bytes` = 16777216. Read it as a stream"):
+    with pytest.raises(Unavailable, match=r"larger than `memory_bytes` = 16777216. Read the answer as a stream"):
         table.sql(LARGE, limits=SMALL_MEMORY).to_arrow()
 
 

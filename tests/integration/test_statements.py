@@ -329,7 +329,7 @@ def test_of_a_newer_version_only_splits_that_are_new_are_read(store: MemoryStore
 
 def test_a_table_opened_at_a_version_is_not_changed(tmp_path: Path) -> None:
     Table.create(str(tmp_path), SCHEMA).append([row(1)])
-    with pytest.raises(InvalidInput, match="Open it without `at` to write"):
+    with pytest.raises(InvalidInput, match="Open the table without `at` to write"):
         Table.open(str(tmp_path), at=1).delete("true")
 
 

@@ -350,7 +350,9 @@ def test_an_interrupted_run_says_what_happened_and_what_comes_next(
     with open_instance(home(place, {})) as instance, pytest.raises(DagsterExecutionInterruptedError):
         materialize([merged], instance=instance)
     assert main(["status"]) == 0
-    said = "web_people__merged failed: it was interrupted, as when the UI or the machine is stopped. "
+    said = (
+        "web_people__merged failed: the work was interrupted, for example because the UI or the machine was stopped. "
+    )
     shown = capfd.readouterr().out
     assert re.search(r"^ *web-people +failing ", shown, re.MULTILINE)
     assert f"{said}Committed work is kept, and the next run does the rest\n" in shown

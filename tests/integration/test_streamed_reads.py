@@ -385,7 +385,7 @@ NONSENSE = {
 @pytest.mark.parametrize("does", NONSENSE)
 def test_a_process_that_asks_for_what_is_not_its_own_is_ended(monkeypatch: pytest.MonkeyPatch, does: str) -> None:
     monkeypatch.setattr(process, "_PROGRAM", HOSTILE.format(does=NONSENSE[does]))
-    with pytest.raises(process.SandboxEnded, match="it sent invalid data"):
+    with pytest.raises(process.SandboxEnded, match="the process sent invalid data"):
         list(asked(endless, "from t"))
 
 

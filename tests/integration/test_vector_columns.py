@@ -363,7 +363,7 @@ def test_lists_tuples_and_arrays_of_numbers_are_vectors(tmp_path: Path, case: st
         (pa.array([None, [1, None, 2]], VECTOR), "row 1: a number of the vector is null"),
         (pa.array([[1, 2, 3], [1, 2, math.nan]], VECTOR), "row 1: a number of the vector is NaN"),
         (pa.array(["[1,2,3]"]), "has type string, but the table has vector\\(3\\)"),
-        (pa.array([[0.1, 2, 3]], pa.list_(pa.float64())), "Convert it before writing"),
+        (pa.array([[0.1, 2, 3]], pa.list_(pa.float64())), "Convert the values before writing"),
         (pa.array([[2**24 + 1, 2, 3]], pa.list_(pa.int64())), "does not fit vector\\(3\\) exactly"),
     ],
 )

@@ -96,7 +96,7 @@ def test_the_only_index_that_fits_need_not_be_named(table: Table, tmp_path: Path
     assert table.search("none").to_pylist()[0]["id"] == 30
     assert len(table.search(vector=made(1)[0])) == 10
     bare = Table.create(str(tmp_path / "bare"), SCHEMA)
-    with pytest.raises(InvalidInput, match=r"the table has no vector index\. Declare one in indexes"):
+    with pytest.raises(InvalidInput, match=r"the table has no vector index\. Declare an index in `indexes`"):
         bare.search(vector=[1, 2, 3, 4])
     several = Table.create(str(tmp_path / "two"), SCHEMA, indexes=[NEAR, {**NEAR, "name": "far"}, WORDS])
     with pytest.raises(InvalidInput, match=r"the vector indexes far, near\. Name one"):
@@ -122,7 +122,10 @@ def test_what_is_no_vector_of_the_index_is_refused(table: Table, given: object) 
         ({"query": "row", "index": "near"}, "takes a vector"),
         ({"index": "near"}, "takes a vector"),
         ({"vector": [1, 2, 3, 4], "index": "words"}, "takes a query, not a vector"),
-        ({"query": "row", "vector": [1, 2, 3, 4], "index": "near"}, "a query is given, and none of near takes one"),
+        (
+            {"query": "row", "vector": [1, 2, 3, 4], "index": "near"},
+            "a query is given, but none of the indexes near takes a query",
+        ),
         ({"vector": [1, 2, 3, 4], "nprobe": 0}, "nprobe is 0"),
         ({"vector": [1, 2, 3, 4], "nprobe": "all"}, "nprobe is 'all'"),
         ({"query": "row", "nprobe": 4}, "nprobe is for searches by vector"),

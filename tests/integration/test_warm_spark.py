@@ -169,7 +169,7 @@ def test_a_folder_of_the_warm_spark_that_others_may_write_to_is_not_used(
     for action in ("up", "status", "down"):
         assert main(["spark", action]) == 5
         said = "".join(capfd.readouterr())
-        assert f"other users can write to {taken}. Remove it" in said
+        assert f"other users can write to {taken}. Remove the path" in said
     with caplog.at_level(logging.INFO, "jobs.spark.warm"):
         assert warm.join({}, {**CREDENTIALS, "TIDEMARK_CACHE_DIR": str(taken.parent / "cache")}) is None
     assert "other users can write" in caplog.text
@@ -230,7 +230,7 @@ def test_status_ends_with_5_where_jobs_would_start_their_own(
 ) -> None:
     monkeypatch.setenv("TIDEMARK_SPARK_SERVER", str(tmp_path / "server.json"))
     assert main(["spark", "status"]) == 5
-    assert capfd.readouterr().out == "no warm Spark was started. Start one with `tidemark spark up`.\n"
+    assert capfd.readouterr().out == "no warm Spark was started. Start the warm Spark with `tidemark spark up`.\n"
 
 
 def test_up_says_on_standard_error_that_it_makes_an_archive_before_it_does(

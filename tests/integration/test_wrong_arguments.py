@@ -62,7 +62,7 @@ def test_a_version_is_a_number_a_time_or_a_tag_and_nothing_else(table: Table, at
         (lambda table: table.search("a", index="words", filter="id in (select 1)"), "not one condition"),
         (lambda table: table.search("a", index="words", at=0, consistency="latest"), "Leave consistency out"),
         (lambda table: table.search("a", index="words", syntax="loose"), "syntax is 'loose'. Give lenient or strict"),
-        (lambda table: table.search("can't", index="words", syntax="strict"), "the query is not valid"),
+        (lambda table: table.search("can't", index="words", syntax="strict"), "the text is not a valid query"),
         (lambda table: table.search("s:*", index="words", syntax="strict"), "cannot find the rows that have a value"),
         (lambda table: table.get(2**63), "does not fit the key columns"),
         (lambda table: table.get({"id": 1, "other": 2}), "does not have one value for each"),

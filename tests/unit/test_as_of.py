@@ -108,7 +108,7 @@ def test_a_moment_before_the_first_version_says_what_is_retained(table: SampleTa
 
 
 def test_a_version_that_is_not_there_yet_names_the_newest(table: SampleTable) -> None:
-    with pytest.raises(NotFound, match=r"version 6 does not exist\. The newest is 5"):
+    with pytest.raises(NotFound, match=r"version 6 does not exist\. The newest version is 5"):
         version_at(table, 6)
 
 

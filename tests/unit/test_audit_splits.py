@@ -76,7 +76,7 @@ def test_ss_3_values_of_a_sort_column_that_the_split_lacks(table: Events) -> Non
     table.add(lying(table, rows, minRowKey=key))
     (found,) = table.audit().violations
     assert found.invariant == "SS-3"
-    assert "no column 'host', so the column is null. The log records: 'ghost' in the first row key" in found.message
+    assert "no column 'host', so the column is null. The log contains: 'ghost' in the first row key" in found.message
 
 
 def test_ss_4_a_split_that_is_sorted_by_what_its_table_was_not(table: Events) -> None:

@@ -121,7 +121,7 @@ def read():
     try:
         read_columns(data, "bomb")
     except Corrupt as error:
-        assert "expands beyond" in str(error), error
+        assert "expands to more than" in str(error), error
     else:
         raise AssertionError("it was read")
 print(grown_bytes(read))

@@ -124,7 +124,7 @@ def test_the_same_rows_in_other_chunks_give_the_same_files() -> None:
         (("status",), {"method": "GET"}, "'method' is not one of status"),
         (("status",), b"404", "does not fit"),
         (("status", "method"), "404", "has several columns"),
-        (("method",), 404, "Put it in quotes"),
+        (("method",), 404, "Put the value in quotes"),
         (("time",), "2015-05-17T12:00:00", "zone offset"),
         (("price",), "1.505", "does not fit"),
     ],

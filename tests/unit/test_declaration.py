@@ -152,7 +152,7 @@ def test_budgets_of_upkeep_are_sizes_and_hours(tmp_path: Path) -> None:
         ("{bytes_per_hour: -5GB}", "such as 50GB or 256MiB. The units are KB, MB, GB, TB, KiB, MiB, GiB and TiB"),
         (
             "{quiet_hours: 8-18}",
-            "field `upkeep.quiet_hours`: '8-18' is not a valid range of hours. Write it as 08:00-18:00",
+            "field `upkeep.quiet_hours`: '8-18' is not a valid range of hours. Write the range as 08:00-18:00",
         ),
         ("{quiet_hours: '00:00-24:00'}", "covers the whole day. Leave some hours of the day for maintenance"),
         ("{runs_at_once: 3}", "unknown field `upkeep.runs_at_once`"),
@@ -289,8 +289,8 @@ def test_a_bad_field_is_refused_with_file_line_and_field(tmp_path: Path, old: st
     ("text", "line", "fault"),
     [
         ("a:\n\t- b\n", 2, "a tab is used for indentation. Use spaces"),
-        ("a: [1\n", 2, "a list begins with [ and has no end. Write ] after its last value"),
-        ("a: {b: 1\n", 2, "a mapping begins with { and has no end. Write } after its last value"),
+        ("a: [1\n", 2, "a list begins with [ and has no end. Write ] after the last value of the list"),
+        ("a: {b: 1\n", 2, "a mapping begins with { and has no end. Write } after the last value of the mapping"),
         ("a: b: c\n", 1, "a : is not allowed here. Quote a value that contains a :, and check the indentation"),
         ("a: 'x\n", 2, "a quote is not closed. Close it"),
         (
@@ -298,12 +298,16 @@ def test_a_bad_field_is_refused_with_file_line_and_field(tmp_path: Path, old: st
             3,
             "the indentation differs from the lines before. Give all fields of a mapping the same indentation",
         ),
-        ("---\na: 1\n---\nb: 2\n", 3, "it has several documents. Keep one, and remove the lines ---"),
+        ("---\na: 1\n---\nb: 2\n", 3, "the file has several documents. Keep one document, and remove the lines ---"),
         ("a: *x\n", 1, "a value begins with *, so it is an alias of an unknown anchor. Quote the value"),
         ("a: @x\n", 1, "a value begins with a character that needs quotes. Quote the value"),
         ('a: "\\d"\n', 1, "a text in double quotes has a \\ that is not an escape. Use single quotes"),
-        ("a: ]\n", 1, "the line does not follow the rules of YAML. Check its quotes, brackets and indentation"),
-        ("a: \x01\n", 1, "it has characters that UTF-8 or YAML does not have. Correct the file"),
+        (
+            "a: ]\n",
+            1,
+            "the line does not follow the rules of YAML. Check the quotes, brackets and indentation of the line",
+        ),
+        ("a: \x01\n", 1, "the file has characters that UTF-8 or YAML does not have. Correct the file"),
     ],
 )
 def test_a_fault_of_yaml_is_stated_without_the_text_of_the_parser(
@@ -427,7 +431,7 @@ def test_a_pattern_must_capture_declared_columns_and_all_required_ones(tmp_path:
 @pytest.mark.parametrize(
     ("other", "problem"),
     [
-        (("warehouse/events", "warehouse/other"), "b.yaml:1: field `name`: 'events' is taken, "),
+        (("warehouse/events", "warehouse/other"), "b.yaml:1: field `name`: the value 'events' conflicts with "),
         (("name: events", "name: other"), "b.yaml:2: field `uri`: "),
         (("name: events\nuri: warehouse/", "name: other\nuri: ./warehouse//"), "b.yaml:2: field `uri`: "),
     ],
@@ -535,7 +539,7 @@ def test_names_that_differ_in_a_dash_only_are_one_name(tmp_path: Path) -> None:
     write(tmp_path, GOOD.replace("name: events", "name: web_events").replace("uri: w", "uri: other/w", 1), "b.yaml")
     declared = read_tables(tmp_path)
     assert declared.names() == "web-events"
-    assert "'web_events' is taken" in declared.problems[0].message
+    assert "the value 'web_events' conflicts with" in declared.problems[0].message
 
 
 def test_the_folder_of_the_declarations_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

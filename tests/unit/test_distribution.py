@@ -350,7 +350,7 @@ def test_a_plan_that_reaches_further_than_what_landed_meanwhile_conflicts() -> N
     planned = log.snapshot()
     given.distribute()
     further = [Txn(appId=f"raw:{writer}", version=2)]
-    with pytest.raises(CommitConflict, match="version 1 records 1, but this was planned after 0"):
+    with pytest.raises(CommitConflict, match="version 1 records 1, but this commit was planned after 0"):
         log.commit(planned, further, operation="DISTRIBUTE", requirements=[TxnProgress(f"raw:{writer}", 0)])
 
 

@@ -318,8 +318,8 @@ def test_a_prefix_written_as_a_range_finds_every_ending(tmp_path: Path) -> None:
     [
         (IndexDefinition("i", "fulltext", ("n",)), "needs string columns, 'n' is int64"),
         (IndexDefinition("i", "fulltext", ("_row",)), "reserved"),
-        (IndexDefinition("i", "fulltext", ("-v",)), "cannot contain a column named '-v'. Remove it"),
-        (IndexDefinition("i", "fulltext", ("",)), "cannot contain a column named ''. Remove it"),
+        (IndexDefinition("i", "fulltext", ("-v",)), "cannot contain a column named '-v'. Remove the column"),
+        (IndexDefinition("i", "fulltext", ("",)), "cannot contain a column named ''. Remove the column"),
         (IndexDefinition("i", "fulltext", ("s",), {"tokenizer": "klingon"}), "is 'klingon'. Give one of default, raw"),
         (IndexDefinition("i", "fulltext", ("s",), {"stemmer": "en"}), "unknown option 'stemmer'"),
     ],

@@ -262,7 +262,7 @@ def test_work_planned_before_files_were_pruned_records_nothing(bench: Bench) -> 
     bench.ingest()
     bench.take_away()
     bench.prune()
-    with pytest.raises(CommitConflict, match="pruned transactions after this was planned"):
+    with pytest.raises(CommitConflict, match="pruned transactions after this commit was planned"):
         bench.commit(stalled, results)
     bench.log.commit(stalled, [split("without-transactions")], operation="APPEND")
 

@@ -271,7 +271,7 @@ def test_a_changed_file_is_rejected_unread_once_and_others_go_on(bench: Bench) -
     (entry,) = bench.quarantine()
     assert entry[:2] == ("a.ndjson", None)
     assert f"was {size} bytes, is {2 * size}" in entry[2]
-    assert "Land it under a new name" in entry[2]
+    assert "Land the file under a new name" in entry[2]
     assert bench.plan() == []
 
 

@@ -924,13 +924,13 @@ def zipped(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("data", "found"),
     [
-        (gzip.compress(bz2.compress(SOME_LINES)), "it is compressed twice, with gzip and with bzip2"),
-        (zipped(SOME_LINES), "it is a zip archive"),
-        (tar(SOME_LINES), "it is a tar archive"),
-        (gzip.compress(tar(SOME_LINES)), "it is a tar archive"),
-        (SOME_LINES.decode().encode("utf-16"), "it is UTF-16 text"),
-        (parquet(pa.table({"level": [1]})), "it is a Parquet file"),
-        (gzip.compress(parquet(pa.table({"level": [1]}))), "it is a Parquet file"),
+        (gzip.compress(bz2.compress(SOME_LINES)), "the file is compressed twice, with gzip and with bzip2"),
+        (zipped(SOME_LINES), "the file is a zip archive"),
+        (tar(SOME_LINES), "the file is a tar archive"),
+        (gzip.compress(tar(SOME_LINES)), "the file is a tar archive"),
+        (SOME_LINES.decode().encode("utf-16"), "the file is UTF-16 text"),
+        (parquet(pa.table({"level": [1]})), "the file is a Parquet file"),
+        (gzip.compress(parquet(pa.table({"level": [1]}))), "the file is a Parquet file"),
     ],
     ids=["bz2.gz", "zip", "tar", "tar.gz", "utf-16", "parquet", "parquet.gz"],
 )
@@ -951,12 +951,12 @@ def test_a_compressed_parquet_file_is_one_rejection_that_says_so(
     result = parsed(tmp_path, "a.parquet.gz", compress(parquet(pa.table({"level": [1]}))), format="parquet")
     [(line, reason)] = reasons(result)
     assert line is None
-    assert "it is compressed with" in reason
+    assert "the file is compressed with" in reason
 
 
 @pytest.mark.parametrize("size", [1, 2**24])
 def test_a_landed_file_expands_to_one_gibibyte_or_to_two_hundred_times_its_size(size: int) -> None:
     expansion = Expansion(size)
     expansion.add(max(2**30, 200 * size))
-    with pytest.raises(Corrupt, match="it expands to more than"):
+    with pytest.raises(Corrupt, match="the file expands to more than"):
         expansion.add(1)

@@ -140,7 +140,7 @@ def test_a_damaged_file_is_rejected_whole(tmp_path: Path, codec: str, damage: st
     }[damage]
     reason = whole_reason(parsed(tmp_path, data))
     faults = {"cut": ["truncated"], "cut by a byte": ["truncated"], "flipped": ["damaged"]}
-    assert any(f": its {codec} data is {fault}." in reason for fault in faults.get(damage, ["damaged", "truncated"]))
+    assert any(f": the {codec} data is {fault}." in reason for fault in faults.get(damage, ["damaged", "truncated"]))
     assert reason.startswith("the file cannot be used: ")
     assert reason.endswith("Land the whole file again under a new name")
 
@@ -149,21 +149,21 @@ def test_a_damaged_file_is_rejected_whole(tmp_path: Path, codec: str, damage: st
 def test_a_file_that_expands_too_far_is_rejected(tmp_path: Path, codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(landing, "ANY_RATIO_BYTES", 2**20)
     monkeypatch.setattr(landing, "MOST_RATIO", 2)
-    assert "it expands to more than" in whole_reason(parsed(tmp_path, CODECS[codec](b'{"a": 1}\n' * 1_000_000)))
+    assert "the file expands to more than" in whole_reason(parsed(tmp_path, CODECS[codec](b'{"a": 1}\n' * 1_000_000)))
 
 
 @pytest.mark.parametrize("inner", CODECS)
 @pytest.mark.parametrize("outer", ["gzip", "Zstandard", "Snappy"])
 def test_a_file_that_is_compressed_twice_is_rejected(tmp_path: Path, outer: str, inner: str) -> None:
     data = CODECS[outer](CODECS[inner](TEXT["ndjson"]))
-    assert f"it is compressed twice, with {outer} and with {inner}" in whole_reason(parsed(tmp_path, data))
+    assert f"the file is compressed twice, with {outer} and with {inner}" in whole_reason(parsed(tmp_path, data))
 
 
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"\x1f\x9d\x90" + bytes(50), "it is compressed with compress"),
-        (b"\x02\x21\x4c\x18" + bytes(50), "it is compressed with the legacy format of LZ4"),
+        (b"\x1f\x9d\x90" + bytes(50), "the file is compressed with compress"),
+        (b"\x02\x21\x4c\x18" + bytes(50), "the file is compressed with the legacy format of LZ4"),
     ],
 )
 def test_other_compressions_are_rejected_by_name(tmp_path: Path, data: bytes, reason: str) -> None:
@@ -173,12 +173,12 @@ def test_other_compressions_are_rejected_by_name(tmp_path: Path, data: bytes, re
 def test_a_window_that_needs_too_much_memory_is_rejected(tmp_path: Path) -> None:
     frame = bytearray(zstd.compress(b'{"a": 1}\n', options={zstd.CompressionParameter.content_size_flag: 0}))
     frame[5] = (31 - 10) << 3  # set the window size of the frame to 2 GiB
-    assert "its Zstandard data needs more memory than" in whole_reason(parsed(tmp_path, bytes(frame)))
+    assert "the Zstandard data needs more memory than" in whole_reason(parsed(tmp_path, bytes(frame)))
     xz = bytearray(lzma.compress(b'{"a": 1}\n'))
     xz[16] = 37  # the size of the dictionary: 1.5 GiB
     end = 12 + (xz[12] + 1) * 4
     xz[end - 4 : end] = zlib.crc32(xz[12 : end - 4]).to_bytes(4, "little")
-    assert "its xz data needs more memory than" in whole_reason(parsed(tmp_path, bytes(xz)))
+    assert "the xz data needs more memory than" in whole_reason(parsed(tmp_path, bytes(xz)))
 
 
 class _Failing(io.RawIOBase):

@@ -65,7 +65,7 @@ def test_a_header_with_another_delimiter_names_the_setting(tmp_path: Path, sign:
 def test_a_blank_name_in_the_header_is_in_the_reason(tmp_path: Path) -> None:
     [(line, reason)] = reasons(parsed(tmp_path, "a,s,\n1,x,\n"))
     assert line is None
-    assert "its columns are not those of the table (unknown column ''" in reason
+    assert "the columns of the file are not the columns of the table (unknown column ''" in reason
 
 
 @pytest.mark.parametrize("header", [True, False])
@@ -151,7 +151,7 @@ def test_text_that_ends_inside_a_character_is_rejected_whole(tmp_path: Path) -> 
     found = parsed(tmp_path, "a,s\n1,x\n".encode("utf-16") + b"1", encoding="utf-16")
     [(line, reason)] = reasons(found)
     assert (line, found.rows.num_rows) == (None, 0)
-    assert "its text is not utf-16" in reason
+    assert "the text of the file is not utf-16" in reason
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_a_number_that_is_not_json_rejects_its_list_with_this_reason(tmp_path: P
     schema = pa.schema([("l", pa.list_(pa.float64())), ("o", pa.struct([("x", pa.float64())]))])
     found = parsed(tmp_path, f'{{"l": [1, {number}]}}\n{{"o": {{"x": {number}}}}}\n{{"l": [2]}}\n', schema=schema)
     assert found.rows.to_pylist() == [{"l": [2.0], "o": None}]
-    why = "a value in it is not valid JSON, or it nests too deeply"
+    why = "a nested value is not valid JSON, or the value nests too deeply"
     assert [(each.line, each.reason) for each in found.rejected] == [(1, f"column l: {why}"), (2, f"column o: {why}")]
 
 

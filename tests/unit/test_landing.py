@@ -38,7 +38,7 @@ def test_a_file_that_has_the_suffix_in_other_letters_is_told(tmp_path: Path) -> 
         (tmp_path / name).write_text("x")
     found = survey(LandingSpec(uri=str(tmp_path), format="parquet", suffix=".parquet"))
     assert [each.path for each in found.files] == ["a.parquet"]
-    assert found.not_read_names == {"b.PARQUET": "its name ends in .PARQUET, and the suffix is .parquet"}
+    assert found.not_read_names == {"b.PARQUET": "the file name ends in .PARQUET, but the suffix is .parquet"}
 
 
 def test_a_place_that_does_not_exist_holds_no_files(tmp_path: Path) -> None:
@@ -122,16 +122,16 @@ def test_what_cannot_be_read_is_named_and_counted_and_neither_followed_nor_opene
     found = survey(LandingSpec(uri=str(place), format="ndjson", suffix=".log"))
     assert [each.path for each in found.files] == [" blanks .log", "x" * 251 + ".log"]
     assert found.not_read_names == {
-        "a\\nb.log": "its name has a control character in it",
-        "esc\\x1b[31m.log": "its name has a control character in it",
-        "back\\\\slash.log": "its name has a backslash in it",
-        "no-utf8-\\xff.log": "its name is not UTF-8",
-        "sub/bell\\x07.log": "its name has a control character in it",
-        "odd\\nfolder": "its name has a control character in it",
-        "link.log": "it is a symlink, which is not followed",
-        "linked": "it is a symlink, which is not followed",
-        "pipe.log": "it is not a regular file",
-        "socket.log": "it is not a regular file",
+        "a\\nb.log": "the name contains a control character",
+        "esc\\x1b[31m.log": "the name contains a control character",
+        "back\\\\slash.log": "the name contains a backslash",
+        "no-utf8-\\xff.log": "the name is not UTF-8",
+        "sub/bell\\x07.log": "the name contains a control character",
+        "odd\\nfolder": "the name contains a control character",
+        "link.log": "the path is a symlink, which is not followed",
+        "linked": "the path is a symlink, which is not followed",
+        "pipe.log": "the path is not a regular file",
+        "socket.log": "the path is not a regular file",
     }
     assert found.not_read == 10
     assert "".join(found.not_read_names).isprintable()

@@ -305,7 +305,8 @@ def test_of_two_holders_of_one_token_only_one_commits(store: MemoryStore) -> Non
     assert second.commit(other, "b") == 2
     with pytest.raises(
         Fenced,
-        match=r"merge: another process owns the resource\. It committed with token 1, and this process has token 1",
+        match=r"merge: another process owns the resource\. The other process committed with token 1, and this process "
+        r"has token 1",
     ):
         first.commit(one, "c")
 
@@ -425,7 +426,8 @@ def test_whoever_was_overtaken_is_fenced_whatever_the_clocks_say(
     assert other.commit(taken, "b") == 2
     with pytest.raises(
         Fenced,
-        match=r"merge: another process owns the resource\. It committed with token 2, and this process has token 1",
+        match=r"merge: another process owns the resource\. The other process committed with token 2, and this process "
+        r"has token 1",
     ):
         stalled.commit(lease, "c")
     assert stalled.log.snapshot().version == 2
@@ -442,7 +444,8 @@ def test_a_pause_at_any_request_of_the_commit_ends_fenced_when_another_commits_m
     faulty.at(len(faulty.trace) + instant, lambda: other.commit(other.acquire(), "b"))
     with pytest.raises(
         Fenced,
-        match=r"merge: another process owns the resource\. It committed with token 2, and this process has token 1",
+        match=r"merge: another process owns the resource\. The other process committed with token 2, and this process "
+        r"has token 1",
     ):
         stalled.commit(lease, "c")
     assert sorted(stalled.log.snapshot().splits) == [split("b").path]

@@ -186,7 +186,8 @@ def test_a_lease_that_is_broken_during_the_commit_fences_it_all_the_same(request
         faulty[0].at(len(faulty[0].trace) + 1 + request_number, lambda: break_lease(bench.other, "merge", "operator"))
         with pytest.raises(
             Fenced,
-            match=r"merge: another process owns the resource\. It committed with token 2, and this process has token 1",
+            match=r"merge: another process owns the resource\. The other process committed with token 2, and this "
+            r"process has token 1",
         ):
             job.commit([split("a")], operation="M", metrics=Metrics())
     assert not bench.other.snapshot().splits

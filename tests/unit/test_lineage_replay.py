@@ -129,7 +129,7 @@ def test_a_merge_of_generations_that_a_readable_commit_merged_does_not_count() -
 def test_splits_that_nothing_vouches_for_are_named() -> None:
     choice = choose([found("a"), found("b"), found("c"), rewritten("ab", 2, "1", {"a": 1, "b": 1})], Evidence())
     assert choice.unproven == ("c", "ab")
-    assert choice.left_out == {"a": "another split replaced it", "b": "another split replaced it"}
+    assert choice.left_out == {"a": "another split replaced this split", "b": "another split replaced this split"}
 
 
 def test_operations_that_replace_each_other_end_nowhere_but_end() -> None:

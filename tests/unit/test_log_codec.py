@@ -146,7 +146,7 @@ def test_a_torn_gzip_is_corrupt_wherever_it_is_cut() -> None:
 
 def test_content_that_expands_beyond_the_cap_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "MAX_EXPANDED_BYTES", 1000)
-    with pytest.raises(Corrupt, match="expands beyond 1000 bytes"):
+    with pytest.raises(Corrupt, match="expands to more than 1000 bytes"):
         codec.decode_version(gzip.compress(b" " * 1001), WHERE)
     assert codec.decode_version(gzip.compress(b" " * 1000), WHERE) == []
 

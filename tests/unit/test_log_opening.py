@@ -166,7 +166,7 @@ def test_a_timestamp_opens_the_newest_version_committed_by_then(store: MemorySto
 
 def test_what_cannot_be_opened_is_named_with_what_can(store: MemoryStore) -> None:
     log = log_on(store)
-    with pytest.raises(NotFound, match=r"version 13 does not exist\. The newest is 12"):
+    with pytest.raises(NotFound, match=r"version 13 does not exist\. The newest version is 12"):
         log.snapshot(version=13)
     with pytest.raises(NotFound, match="The oldest version is 0"):
         log.snapshot(timestamp_ms=START_MS - 1)

@@ -492,7 +492,7 @@ def test_records_that_one_store_refuses_and_another_may_have_are_unknown() -> No
     one, other = FaultStore(store("a")), store("b")
     one.on("put", "", FULL)
     log = raw_log(one, other)
-    with pytest.raises(CommitUnknown, match="Another store may have it"):
+    with pytest.raises(CommitUnknown, match="Another store may have the chunk"):
         log.append("t", [{"n": 1}])
     with pytest.raises(Unavailable, match="None of these records was written"):
         log.append("t", [{"n": 2}])

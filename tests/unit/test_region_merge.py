@@ -276,7 +276,7 @@ def test_a_compaction_of_an_input_makes_the_merge_plan_again() -> None:
     (work,) = merge.plan(table.store, snapshot)
     result = table.execute(work)
     table.log.commit(snapshot, _compact(table, snapshot), operation="COMPACT")
-    with pytest.raises(CommitConflict, match="Plan its deletion vector again"):
+    with pytest.raises(CommitConflict, match="Plan the deletion vector of the split again"):
         table.commit(snapshot, work, result)
     assert result.rewrite.adds[0].path not in table.snapshot.splits
     table.merge()

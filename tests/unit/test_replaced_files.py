@@ -174,7 +174,7 @@ def test_two_first_runs_of_one_file_for_different_windows_are_a_conflict(bench: 
     bench.land(101, 102)
     ours, theirs = bench.execute(bench.plan(0)), bench.execute(bench.plan(3600))
     bench.commit(ours)
-    with pytest.raises(CommitConflict, match="Plan the others again"):
+    with pytest.raises(CommitConflict, match="Plan the other units again"):
         bench.commit(theirs)
     bench.ingest(3600)
     assert (bench.rows(), bench.plan()) == ([101, 102], [])

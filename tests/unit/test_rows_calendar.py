@@ -133,5 +133,5 @@ def test_an_answer_has_no_time_of_24_00(tmp_path: Path, form: str, kind: str) ->
     table = Table.create(tmp_path / "t", SCHEMA)
     last, beyond_it = (form.format(f"'{each}'::{kind}") for each in ("23:59:59.999999", "24:00:00"))
     table.sql(f"select {last} as x").to_arrow().validate(full=True)
-    with pytest.raises(InvalidInput, match=r"column 'x': 24:00:00 is not a time of a day. Cast it"):
+    with pytest.raises(InvalidInput, match=r"column 'x': 24:00:00 is not a time of a day. Cast the column"):
         table.sql(f"select {beyond_it} as x").to_pylist()

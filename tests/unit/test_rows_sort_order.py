@@ -40,7 +40,7 @@ def test_the_time_column_stands_under_its_own_name_and_is_stored_as_timestamp(ow
     order = bind(TableConfig(time_column="at", sort_schema=own), SCHEMA)
     assert order == bind(TableConfig(time_column="at", sort_schema=canonical), SCHEMA)
     assert order.text == parse_sort_schema(own, "at").text == canonical
-    with pytest.raises(InvalidInput, match=r"NAME of the time column|Write it before a column"):
+    with pytest.raises(InvalidInput, match=r"NAME of the time column|Write the '&' before a column"):
         parse_sort_schema(own)
     with pytest.raises(InvalidInput, match="without a direction or a type"):
         bind(TableConfig(time_column="at", sort_schema="status|+at/V2"), SCHEMA)

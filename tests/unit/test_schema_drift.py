@@ -197,7 +197,7 @@ def test_a_value_that_needs_a_wider_column_widens_it(project: Project) -> None:
     assert sorted(project.reasons()) == ["column n: not a valid int64", "column x: not a valid decimal(10, 2)"]
     Table.declare(load(project.file), project.uri)
     project.declare("format: ndjson")
-    with pytest.raises(InvalidInput, match=r"it is long in the table\. Declare it as long"):
+    with pytest.raises(InvalidInput, match=r"the column is long in the table\. Declare the column as long"):
         project.ingest()
 
 

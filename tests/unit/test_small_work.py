@@ -91,9 +91,9 @@ def test_the_environment_says_what_is_small() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "found"),
     [
-        (SPARK, "never", r"TIDEMARK_SPARK is 'never'. Give auto or always"),
-        (DRIVER_MIB, "64MB", r"TIDEMARK_DRIVER_MIB is '64MB'. Give a whole number"),
-        (DRIVER_ITEMS, "-1", r"TIDEMARK_DRIVER_ITEMS is '-1'. Give a whole number"),
+        (SPARK, "never", r"TIDEMARK_SPARK is 'never'. Set TIDEMARK_SPARK to auto or always"),
+        (DRIVER_MIB, "64MB", r"TIDEMARK_DRIVER_MIB is '64MB'. Set TIDEMARK_DRIVER_MIB to a whole number"),
+        (DRIVER_ITEMS, "-1", r"TIDEMARK_DRIVER_ITEMS is '-1'. Set TIDEMARK_DRIVER_ITEMS to a whole number"),
     ],
 )
 def test_a_setting_that_is_none_is_named(name: str, value: str, found: str) -> None:

@@ -47,7 +47,9 @@ def test_a_master_beside_the_server_of_the_environment_is_refused(monkeypatch: p
 
 def test_what_is_no_connect_server_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_REMOTE", "local[2]")
-    with pytest.raises(InvalidInput, match=r"SPARK_REMOTE=local\[2\] is not a Spark Connect server. Write it as sc://"):
+    with pytest.raises(
+        InvalidInput, match=r"SPARK_REMOTE=local\[2\] is not a Spark Connect server. Write SPARK_REMOTE as sc://"
+    ):
         resolved(LOCAL_SPARK)
 
 
@@ -84,7 +86,8 @@ def test_a_master_of_a_known_form_is_accepted(master: str) -> None:
 def test_an_address_without_a_connect_server_is_named_within_the_time_for_it(silent: int, refused: int) -> None:
     for port in (silent, refused):
         found = (
-            rf"no Spark Connect server answers at sc://127\.0\.0\.1:{port} \(none in 0\.2 s\)\. Start it, or correct"
+            rf"no Spark Connect server answers at sc://127\.0\.0\.1:{port} \(no answer within 0\.2 s\)\. "
+            r"Start the Spark server, or correct"
         )
         with pytest.raises(Unavailable, match=found):
             connect(f"sc://127.0.0.1:{port}", {}, wait_seconds=0.2)
@@ -204,4 +207,4 @@ def test_a_file_that_spark_misses_is_named_without_the_text_of_java(text: str, f
 
     found = failure_of(PySparkException(f"An error occurred\n: {text}"))
     assert isinstance(found, NotFound)
-    assert str(found) == f"Spark reads the file {file}, which is missing. Restore it, then run again"
+    assert str(found) == f"Spark reads the file {file}, which is missing. Restore the file, then run again"

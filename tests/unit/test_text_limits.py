@@ -20,11 +20,11 @@ from tests.unit.test_generation_segments import EVERY_GENERATION, found, new_tab
 
 WORDS = IndexDefinition("words", "fulltext", ("text",))
 HOSTILE = {
-    "parentheses": ("(" * 10_000 + "a" + ")" * 10_000, "at most 1,000"),
+    "parentheses": ("(" * 10_000 + "a" + ")" * 10_000, "The limit is 1,000"),
     "negations": ("NOT " * 20_000 + "a", "65,536 are allowed"),
     "some negations": ("NOT " * 900 + "a", "deeper than 100 levels"),
     "signs": ("-(a " * 500 + "a" + ")" * 500, "deeper than 100 levels"),
-    "quoted": ('( ")" ' * 2_000 + "a" + ")" * 2_000, "at most 1,000"),
+    "quoted": ('( ")" ' * 2_000 + "a" + ")" * 2_000, "The limit is 1,000"),
     "alternatives": (" OR ".join(f"w{number}" for number in range(100_000)), "65,536 are allowed"),
     "some alternatives": (" OR ".join(f"w{number}" for number in range(5_000)), "more than 2,048"),
     "phrase": ('"' + "a " * 5_000 + '"', "more than 2,048"),

@@ -568,7 +568,7 @@ def test_a_reader_finds_a_damaged_block_and_another_codebook() -> None:
         broken = {**files, name: flip_bit(files[name], Random(1))}
         with pytest.raises(Corrupt, match=f"block of {name}"):
             vector.Reader(vector.HeldFiles(broken), where=WHERE).candidates(np.ones(8), 1)
-    with pytest.raises(Corrupt, match="its codes need codebook"):
+    with pytest.raises(Corrupt, match="the codes need codebook"):
         vector.Reader(vector.HeldFiles({**files, "codebook.bin": replace(book, seed=2).to_bytes()}), where=WHERE)
 
 

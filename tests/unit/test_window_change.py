@@ -149,7 +149,7 @@ def test_without_the_setting_joined_windows_are_divided_again(hours: Table) -> N
 
 
 def test_a_joined_window_is_a_multiple_of_the_windows_of_the_table(hours: Table) -> None:
-    with pytest.raises(InvalidInput, match=r"coarsen_to is 5400 s\. It must be whole hours"):
+    with pytest.raises(InvalidInput, match=r"coarsen_to is 5400 s\. Give whole hours"):
         hours.alter({"compaction.coarsen_to": "90m"})
     with pytest.raises(InvalidInput, match="and the table has windows of 7200 s"):
         hours.alter({"window": "2h", "coarse_window": True, "compaction.coarsen_to": "3h"})
@@ -289,7 +289,7 @@ def test_a_release_that_does_not_know_the_change_refuses_the_table(
         ({"window": "7m"}, "window is 7m. Give"),
         ({"window": "2h"}, "Set coarse_window: true"),
         ({"window": None}, "Windows cannot be added or removed later"),
-        ({"former_windows": [60]}, "Tidemark sets it when the setting window changes"),
+        ({"former_windows": [60]}, "Tidemark changes this setting when the setting window changes"),
     ],
 )
 def test_a_window_that_cannot_be_is_refused(table: Table, given: dict[str, object], message: str) -> None:

@@ -112,7 +112,7 @@ def require_readable(records: pa.Table) -> None:
         records.validate(full=True)
     except (ValueError, pa.ArrowException) as error:
         raise InvalidInput(
-            f"the rows cannot be read back once they are written: {shortened(str(error))}. Nothing of them was written"
+            f"the rows cannot be read back once they are written: {shortened(str(error))}. None of the rows was written"
         ) from error
 
 
@@ -524,7 +524,9 @@ def _decoded(data: bytes, key: str, entry_id: str | None) -> tuple[Entry, ...] |
         if version > RECEIPT_FORMAT:
             raise Unsupported(f"{key}: a quarantine entry of format {version}. Upgrade Tidemark", key=key)
         if version not in (LINES_FORMAT, ROWS_FORMAT, SHARED_FORMAT, RECEIPT_FORMAT):
-            raise Corrupt(f"{key}: a quarantine entry of format {version!r}, which never was", key=key)
+            raise Corrupt(
+                f"{key}: a quarantine entry of format {version!r}, which no release of Tidemark writes", key=key
+            )
         if entry_id != id_of(data):
             raise Corrupt(f"{key}: the content of the quarantine entry is not what was written", key=key)
         if version == RECEIPT_FORMAT:

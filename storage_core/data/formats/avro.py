@@ -76,7 +76,9 @@ def expanded_bytes(measure: Measure, block: bytes, room: int, where: str) -> int
     except CODEC_DAMAGE as error:
         raise Corrupt(f"{where}: damaged block: {error}", key=where) from error
     if size > room:
-        raise Corrupt(f"{where}: expands beyond {MAX_EXPANDED_BYTES} bytes, the most of a manifest", key=where)
+        raise Corrupt(
+            f"{where}: expands to more than {MAX_EXPANDED_BYTES} bytes, which is the limit of a manifest", key=where
+        )
     return size
 
 
@@ -102,7 +104,7 @@ def expand(codec: str, block: bytes, where: str) -> bytes:
             case "snappy":
                 data = bytes(cramjam.snappy.decompress_raw(block[:-_CHECKSUM_BYTES]))
                 if zlib.crc32(data) != int.from_bytes(block[-_CHECKSUM_BYTES:], "big"):
-                    raise ValueError("it does not fit its checksum")
+                    raise ValueError("the block does not match its checksum")
                 return data
             case _:
                 return block
@@ -534,7 +536,8 @@ class _Cursor:
         expected = _checksum_of(self._data, start)
         if found != expected:
             raise Corrupt(
-                f"{self.where}: has the checksum {found!r}, its content is {expected!r}. It is not what was written",
+                f"{self.where}: has the checksum {found!r}, but the content has the checksum {expected!r}. The "
+                "content is not what was written",
                 key=self.where,
             )
 

@@ -346,9 +346,7 @@ def unpack_translation(
     gathered = _ROWS in parts
     known = {_ORDER, _ROWS} if gathered else {_ORDER, *map(_dropped, range(len(inputs)))}
     if _ORDER not in parts or not parts.keys() <= known:
-        raise _corrupt_translation(
-            where, f"its parts are {sorted(parts)}, expected some of {sorted(known)[:3]} and so on"
-        )
+        raise _corrupt_translation(where, f"the parts are {sorted(parts)}, expected parts such as {sorted(known)[:3]}")
     found = TranslationMap(
         input_rows=tuple(inputs),
         output_rows=tuple(outputs),
@@ -359,7 +357,8 @@ def unpack_translation(
     for number, (rows, dropped) in enumerate(zip(inputs, found.dropped, strict=not gathered)):
         if dropped and dropped.max() >= rows:
             raise _corrupt_translation(
-                where, f"row {dropped.max()} of input {number} was dropped, but the input has {rows} rows"
+                where,
+                f"the translation drops row {dropped.max()} of input {number}, but the input has only {rows} rows",
             )
     if len(found.order) and int(found.order.max()) >= len(inputs):
         raise _corrupt_translation(
@@ -367,7 +366,7 @@ def unpack_translation(
         )
     counts = found.moved
     if counts.ravel().tolist() != list(moved):
-        raise _corrupt_translation(where, "rows of an input are in other outputs than the log records")
+        raise _corrupt_translation(where, "the number of rows per input and output differs from the log")
     if found.rows is not None:
         _require_each_once(found, found.rows, where)
     for number, count in enumerate([] if gathered else counts.sum(axis=1).tolist()):
@@ -399,7 +398,7 @@ def _numbers(part: memoryview, kind: str, count: int, where: str) -> Numbers:
         size = count * np.dtype(kind).itemsize
         data = pa.decompress(part, decompressed_size=size, codec=_CODEC, asbytes=True)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise _corrupt_translation(where, f"its numbers cannot be read: {error}") from error
+        raise _corrupt_translation(where, f"the numbers in the file cannot be read: {error}") from error
     found: Numbers = np.frombuffer(data, kind)
     return found
 

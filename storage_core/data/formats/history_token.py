@@ -169,7 +169,7 @@ def decode(text: str) -> HistoryToken:
         raise _refused(str(error)) from error
     content = data[:-_CHECKSUM_BYTES]
     if not content or _with_checksum(content) != text:
-        raise _refused("it does not match its checksum")
+        raise _refused("the token does not match its checksum")
     if content[0] not in (FORMAT_VERSION, WITH_RAW_LOGS):
         raise Unsupported(
             f"the history token has format {content[0]}, this release reads up to {WITH_RAW_LOGS}. Upgrade, or begin "

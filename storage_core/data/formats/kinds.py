@@ -514,7 +514,8 @@ _ALL: Final = (
         "_locks/{source:segment}.json",
         document=JsonDocument(
             called="a lease",
-            advice="its last token is unknown, so no job takes it over. To go on, break it: see `Held` in "
+            advice="the last token of the lease is unknown, so no job takes the lease over. To continue, break the "
+            "lease: see `Held` in "
             "docs/operations.md",
         ),
     ),
@@ -578,7 +579,7 @@ _ALL: Final = (
         "live/collected.json",
         tables=False,
         raw_logs=True,
-        document=JsonDocument(called="what was collected of a raw log"),
+        document=JsonDocument(called="the record of collected chunks of a raw log"),
     ),
 )
 

@@ -93,7 +93,7 @@ _DECLARED: Mapping[str, Schema] = {
     _WITH_IDS: record_schema("LogRecord", [*_FIELDS, avro_field("unique_id", or_null("string"))], namespace="tidemark"),
 }
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
-_NOT_OURS = "It is not what was written"
+_NOT_OURS = "The content is not what was written"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -450,7 +450,7 @@ def decode_ids(data: bytes, key: IdsKey) -> RecordIds:
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise Corrupt(f"{where}: damaged metadata: {error!r}", key=where) from error
     if not found.entries.schema.equals(ID_COLUMNS) or not _within(found.entries, "chunk", found.chunks):
-        raise Corrupt(f"{where}: it is not what was written: {found.entries.schema}", key=where)
+        raise Corrupt(f"{where}: the content is not what was written: {found.entries.schema}", key=where)
     if not _within(found.entries, "table", found.tables):
         raise Corrupt(f"{where}: it names tables that it does not list", key=where)
     return found

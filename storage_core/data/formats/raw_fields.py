@@ -190,7 +190,7 @@ def _time(value: np.datetime64 | dt.date) -> object:
 
 def _long(value: int) -> int:
     if not _LEAST <= value <= _GREATEST:
-        raise ValueError(f"{value} has more than 64 bits. Give it as a Decimal")
+        raise ValueError(f"{value} has more than 64 bits. Give the number as a Decimal")
     return value
 
 
@@ -248,7 +248,7 @@ def _unescaped(name: str) -> str:
 def _instant(text: str) -> dt.datetime:
     found = dt.datetime.fromisoformat(text)
     if found.tzinfo is None:
-        raise ValueError(f"{text!r} names no instant")
+        raise ValueError(f"{text!r} is not an instant, because the text has no time zone")
     instant = found.astimezone(dt.UTC)
     _require_form(text, instant.isoformat())
     return instant
@@ -275,14 +275,14 @@ def _require_form(text: str, form: str) -> None:
     """
     if text != form:
         raise ValueError(
-            f"{text!r} is not a valid time. Write it as {form!r}, in UTC if it has a zone, with at most 6 "
-            "digits of a second"
+            f"{text!r} is not a valid time. Write the time as {form!r}, with at most 6 digits of a second. "
+            "Write a time with a zone in UTC"
         )
 
 
 def _unfinite(text: str) -> float:
     if text not in ("nan", "inf", "-inf"):
-        raise ValueError(f"{text!r} is a float that JSON has")
+        raise ValueError(f"{text!r} is not nan, inf or -inf. Write any other float as a JSON number")
     return float(text)
 
 

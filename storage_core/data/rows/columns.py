@@ -137,7 +137,8 @@ def default_text(value: object, field: pa.Field) -> str:
     """
     if not has_bounds(field.type):
         raise InvalidInput(
-            f"column {field.name!r} is {field.type}, which has no default. Add it without one", column=field.name
+            f"column {field.name!r} is {field.type}, which cannot have a default. Add the column without a default",
+            column=field.name,
         )
     from storage_core.data.rows.incoming import exact_array  # imported here because only columns with a default need it
 

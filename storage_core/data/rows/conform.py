@@ -123,7 +123,7 @@ def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
             ) from error
         raise InvalidInput(
             f"column {field.name!r}: a value of type {type_text(column.type)} does not fit {type_text(field.type)} "
-            f"exactly{_first_unfit(column, field.type)}. Convert it before writing",
+            f"exactly{_first_unfit(column, field.type)}. Convert the values before writing",
             column=field.name,
         ) from error
 
@@ -161,7 +161,7 @@ def _decoded(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
 def _hint(source: pa.DataType, target: pa.DataType) -> str:
     if pa.types.is_timestamp(source) and pa.types.is_timestamp(target):
         return "Only one of these types has a time zone. Convert the values to the other type before writing"
-    return "Convert it before writing"
+    return "Convert the values before writing"
 
 
 def _is_exact(source: pa.DataType, target: pa.DataType) -> bool:

@@ -109,7 +109,7 @@ def _time(value: np.datetime64) -> dt.datetime:
     """
     unit, count = np.datetime_data(value.dtype)
     ticks = int(value.astype(np.int64)) * count
-    beyond = "a time is not between the years 1 and 9999. Write one that is"
+    beyond = "a time is not between the years 1 and 9999. Write a time between these years"
     if unit in ("Y", "M"):
         year, month = divmod(ticks * (12 if unit == "Y" else 1), 12)
         if not dt.MINYEAR <= 1970 + year <= dt.MAXYEAR:
@@ -146,8 +146,8 @@ def reject_lossy_columns(rows: object) -> None:
             for each in _inside(type_):
                 if (found := type(each).__name__) in _OF_POLARS:
                     raise InvalidInput(
-                        f"column {quoted(name)} has the Polars type {found}, which Arrow does not support. Cast it "
-                        f"first, for example to {_OF_POLARS[found]}.",
+                        f"column {quoted(name)} has the Polars type {found}, which Arrow does not support. Cast "
+                        f"the column first, for example to {_OF_POLARS[found]}.",
                         column=name,
                     )
 
@@ -348,7 +348,9 @@ def _pairs(value: object) -> list[tuple[object, object]]:
 
 # Data frames.
 
-_NO_ONE_TYPE = "contains values of several types, or of a type that a table does not support. Convert it to one type"
+_NO_ONE_TYPE = (
+    "contains values of several types, or of a type that a table does not support. Convert the column to one type"
+)
 
 
 def is_frame(rows: object) -> bool:
@@ -379,8 +381,8 @@ def _is_a(rows: object, library: str, kind: str) -> bool:
 def _of_pandas(frame: Any) -> pa.Table:
     if frame.index.name is not None or frame.index.nlevels > 1 or frame.index.dtype.kind not in "iu":
         raise InvalidInput(
-            "the data frame has an index, which a table cannot store. To store it as a column, use reset_index(). To "
-            "leave it out, use reset_index(drop=True)"
+            "the data frame has an index, which a table cannot store. To store the index as a column, use "
+            "reset_index(). To leave the index out, use reset_index(drop=True)"
         )
     names = [str(each) for each in frame.columns]
     if twice := sorted(repeated(names)):

@@ -363,13 +363,14 @@ def _require_fields(fields: Sequence[pa.Field], path: str) -> None:
     column = path.partition(".")[0]
     if not fields:
         raise InvalidInput(
-            f"the struct {path!r} has no fields. Give it a field, or leave the column out", column=column
+            f"the struct {path!r} has no fields. Give the struct a field, or leave the column out", column=column
         )
     seen: dict[str, str] = {}
     for field in fields:
         if not field.name.isprintable() or not field.name.strip():
             raise InvalidInput(
-                f"{field.name!r} cannot name a field of {path!r}: it is blank or unprintable. Choose another name",
+                f"{field.name!r} cannot name a field of {path!r}: the name is blank or unprintable. Choose "
+                "another name",
                 column=column,
             )
         folded = field.name.casefold()
@@ -390,9 +391,9 @@ def require_names(names: Sequence[object]) -> None:
     for name in names:
         why = None
         if not isinstance(name, str):
-            why = "it is not a text"
+            why = "the name is not a text"
         elif not name.isprintable() or not name.strip():
-            why = "it is blank or unprintable"
+            why = "the name is blank or unprintable"
         elif name.casefold() in CHANGE_COLUMNS:
             why = "change reads add a column of this name"
         if why:

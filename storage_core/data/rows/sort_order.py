@@ -187,19 +187,19 @@ def _split_name(text: str) -> tuple[str | None, str]:
     if not equals:
         return None, text
     if "=" in rest:
-        raise InvalidInput("it has more than one '='. Write '=' only after the schema name")
+        raise InvalidInput("the sort schema has more than one '='. Write '=' only after the schema name")
     if not name:
-        raise InvalidInput("the name before '=' is empty. Write NAME=COLUMNS|TIME/V2")
+        raise InvalidInput("the name before '=' is empty. Write a name, as in byhost=host|timestamp/V2")
     return name, rest
 
 
 def _split_version(text: str) -> tuple[str, int]:
     body, slash, version = text.rpartition("/")
     if not slash:
-        raise InvalidInput("it has no version. End it with /V2")
+        raise InvalidInput("the sort schema has no version. End the sort schema with /V2")
     digits = version[1:]
     if version[:1] != "V" or not (digits.isascii() and digits.isdigit()):
-        raise InvalidInput(f"/{version} is not a version. End it with /V2")
+        raise InvalidInput(f"/{version} is not a version. End the sort schema with /V2")
     if int(digits) < LEAST_VERSION:
         raise InvalidInput(f"version {version} is not supported. End it with /V2")
     return body, int(digits)
@@ -229,9 +229,11 @@ def _split_cutoff(body: str) -> tuple[tuple[SortColumn, ...], int | None]:
     if not marker:
         return _columns(before), None
     if "&" in after:
-        raise InvalidInput("it has more than one '&'. Keep one, which applies to all columns after it")
+        raise InvalidInput(
+            "the sort schema has more than one '&'. Keep one '&', which applies to all columns after the '&'"
+        )
     if not before:
-        raise InvalidInput("'&' is on the first column, which leaves no column to compare. Move it to the right")
+        raise InvalidInput("'&' is on the first column, which leaves no column to compare. Move the '&' to the right")
     if before.endswith("|"):
         head = _columns(before[:-1])
         return head + _columns(after), len(head)
@@ -243,7 +245,7 @@ def _columns_of_older_form(
 ) -> tuple[tuple[SortColumn, ...], int]:
     cutoff = next((i for i, column in enumerate(compared) if column.name in TIMESTAMP_NAMES), None)
     if cutoff is None:
-        raise InvalidInput("'&' is inside a column name. Write it before a column, or after the timestamp")
+        raise InvalidInput("'&' is inside a column name. Write the '&' before a column, or after the timestamp")
     return compared[:cutoff] + statistics + compared[cutoff:], cutoff
 
 
@@ -298,7 +300,7 @@ def _split_type(token: str, full_name: str, long_type: str | None) -> tuple[str,
         raise InvalidInput(f"column {token!r} has the type {long_type!r}. Use one of {', '.join(_TYPE_BY_LONG_NAME)}")
     if short is not None and short != written:
         raise InvalidInput(
-            f"column {token!r} has the type {short} in its suffix, but also the type {written}. Keep one of them"
+            f"column {token!r} has the type {short} in its suffix, but also the type {written}. Keep one of these types"
         )
     return (name if short else full_name), written
 
@@ -310,23 +312,27 @@ def _check(columns: tuple[SortColumn, ...]) -> None:
     stamps = [i for i, name in enumerate(names) if name in TIMESTAMP_NAMES]
     if len(stamps) != 1:
         raise InvalidInput(
-            "it needs exactly one timestamp column. End the columns with |timestamp or |NAME of the time column"
+            "the sort schema needs exactly one timestamp column. End the columns with |timestamp or |NAME of "
+            "the time column"
         )
     stamp = columns[stamps[0]]
     if not stamp.descending or stamp.type != "int64":
         raise InvalidInput(
-            f"the timestamp column {stamp.name!r} always has the newest first. Write only its name, without a "
-            "direction or a type"
+            f"the timestamp column {stamp.name!r} always has the newest first. Write only the name of the "
+            "column, without a direction or a type"
         )
     behind = names[stamps[0] + 1 :]
     if behind not in ([], [TIEBREAKER]):
         raise InvalidInput(
-            f"{behind} come after the timestamp, where only {TIEBREAKER!r} is allowed. Move them before the timestamp"
+            f"{behind} come after the timestamp, where only {TIEBREAKER!r} is allowed. Move these columns "
+            "before the timestamp"
         )
     if SERIES in names:
         tags = names[names.index(SERIES) + 1 : stamps[0]]
         if tags:
-            raise InvalidInput(f"{tags} come after {SERIES!r}, which already means all tags. Move them before it")
+            raise InvalidInput(
+                f"{tags} come after {SERIES!r}, which already means all tags. Move these tags before {SERIES!r}"
+            )
 
 
 # The order of a table.
@@ -430,7 +436,8 @@ def _bind_sort_schema(text: str, time_column: str, schema: pa.Schema) -> SortOrd
         _check_type(column, field, text)
         if name in names:
             raise InvalidInput(
-                f"the sort schema {text!r} contains the time column {name!r} twice. Write it only as the timestamp",
+                f"the sort schema {text!r} contains the time column {name!r} twice. Write the time column only "
+                "as the timestamp",
                 column=name,
             )
         names[name] = column
@@ -461,7 +468,8 @@ def _check_time_column(schema: pa.Schema, name: str) -> None:
 def _check_orderable(field: pa.Field) -> None:
     if pa.types.is_nested(field.type):
         raise InvalidInput(
-            f"the column {field.name!r} of type {type_text(field.type)} has no order. Leave it out of the sort"
+            f"the column {field.name!r} of type {type_text(field.type)} has no order. Leave the column out of "
+            "the sort schema"
         )
 
 
@@ -580,7 +588,9 @@ def _is_typed(schema: pa.Schema) -> bool:
 def _series(row: dict[str, Any]) -> tuple[str, int, dict[str, str]]:
     type_ = row.pop(METRIC_TYPE) if isinstance(row.get(METRIC_TYPE), int) else 0
     if not 0 <= type_ <= 0xFF:
-        raise InvalidInput(f"{METRIC_TYPE} is {type_}. It is a part of {SERIES}. Give a number from 0 to 255")
+        raise InvalidInput(
+            f"{METRIC_TYPE} is {type_}, but {SERIES} needs a number from 0 to 255. Give a number in this range"
+        )
     name = row.pop(METRIC_NAME, None) or ""
     return name, type_, {key: value for key, value in row.items() if value is not None}
 

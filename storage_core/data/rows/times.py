@@ -187,11 +187,11 @@ def _pattern(type_: pa.DataType) -> str:
 
 def _advice(shown: str, type_: pa.DataType, text: str = "") -> str:
     if pa.types.is_date(type_):
-        return f"{shown} is not a date. Write it as 2026-11-01"
+        return f"{shown} is not a date. Write the date as 2026-11-01"
     if not type_.tz and re.fullmatch(f"{_DAY}{_CLOCK}{_ZONE}", text):
-        return f"{shown} has a time zone, and the column has none. Write it as 2026-11-01T12:00:00"
+        return f"{shown} has a time zone, and the column has none. Write the time as 2026-11-01T12:00:00"
     form = "2026-11-01T12:00:00Z" if type_.tz else "2026-11-01T12:00:00"
-    return f"{shown} is not a time. Write it as {form}, with at most 6 digits of a second"
+    return f"{shown} is not a time. Write the time as {form}, with at most 6 digits of a second"
 
 
 def _is_text(type_: pa.DataType) -> bool:

@@ -121,6 +121,6 @@ def parse_window(text: str, where: str = "") -> int:
         instant = dt.datetime.fromisoformat(text)
     except ValueError as error:
         raise InvalidInput(
-            f"{f'{where}: ' if where else ''}{quoted(text)} is not a time. Write it as 2015-05-17T10:00 (UTC)"
+            f"{f'{where}: ' if where else ''}{quoted(text)} is not a time. Write the time as 2015-05-17T10:00 (UTC)"
         ) from error
     return int((instant if instant.tzinfo else instant.replace(tzinfo=dt.UTC)).timestamp())

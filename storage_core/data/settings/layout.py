@@ -123,7 +123,7 @@ class CompactionSettings:
             raise InvalidInput(f"compaction.most_inputs is {self.most_inputs}. Give {self.factor} or more")
         if self.coarsen_to is not None and not is_coarse(self.coarsen_to):
             raise InvalidInput(
-                f"compaction coarsen_to is {self.coarsen_to} s. It must be whole hours, at most 366 days",
+                f"compaction coarsen_to is {self.coarsen_to} s. Give whole hours, at most 366 days",
             )
 
     def to_text(self) -> str:

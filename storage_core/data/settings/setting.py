@@ -159,7 +159,7 @@ def parse_instant(text: str) -> datetime:
         return datetime.strptime(text, INSTANT_FORMAT).replace(tzinfo=UTC)
     except (TypeError, ValueError) as error:
         raise InvalidInput(
-            f"{text!r} is not a time. Write it as 2015-05-17T00:00 (UTC, without zone and seconds)"
+            f"{text!r} is not a time. Write the time as 2015-05-17T00:00 (UTC, without zone and seconds)"
         ) from error
 
 
@@ -180,7 +180,7 @@ def parse_whole(given: object) -> int:
     if _is_whole(given):
         return given
     if not isinstance(given, str) or not _WHOLE.fullmatch(given.strip()):
-        raise InvalidInput(f"{given!r} is not a whole number. Write one, such as 10")
+        raise InvalidInput(f"{given!r} is not a whole number. Write a whole number, such as 10")
     return int(given)
 
 
@@ -307,7 +307,7 @@ class Change(StrEnum):
     ALTER = "cannot be changed this way. Use `Table.alter`, `tidemark alter` or the declaration"
     NEVER = "cannot be changed after the table was created. For another value, make a new table"
     REGIONS = "cannot be changed this way. Use `Table.set_regions`"
-    WINDOW = "cannot be changed. Tidemark sets it when the setting window changes"
+    WINDOW = "cannot be changed. Tidemark changes this setting when the setting window changes"
 
 
 @dataclass(frozen=True, slots=True)

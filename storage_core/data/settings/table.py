@@ -93,7 +93,11 @@ class SplitCodec:
         """Raise `InvalidInput` for a level that the codec does not have."""
         most = _MOST_LEVELS.get(self.name, 0)
         if self.level is not None and not 1 <= self.level <= most:
-            has = f"has only levels from 1 to {most}. Give one of these" if most else "has no levels. Leave it out"
+            has = (
+                f"has only levels from 1 to {most}. Give one of these levels"
+                if most
+                else "has no levels. Leave the level out"
+            )
             raise InvalidInput(f"split_compression_level is {self.level}, but {self.name} {has}")
 
     @property

@@ -335,7 +335,7 @@ serve(int(descriptor), Path(folder))
 _SET: Final = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
 _PASSED_ON: Final = ("DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH")
 """The environment variables that the sandbox gets, without secrets and information useful to a query."""
-NO_MESSAGE: Final = "it sent invalid data"
+NO_MESSAGE: Final = "the process sent invalid data"
 
 
 class OutOfTime(Exception):  # noqa: N818  # a finding, as `TypesDiffer` is
@@ -436,7 +436,7 @@ class Sandbox:
         try:
             code = self._process.wait(_WAKE_SECONDS)
         except subprocess.TimeoutExpired:
-            return SandboxEnded("it closed its socket")
+            return SandboxEnded("the process closed its socket")
         return SandboxEnded(f"signal {-code}" if code < 0 else f"exit status {code}")
 
 

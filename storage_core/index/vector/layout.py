@@ -509,9 +509,9 @@ class Codebook:
         view = memoryview(data)
         begin = len(_MAGIC) + len(_VERSION)
         if len(view) < begin + _LENGTH.size + _CHECKSUM.size or view[: len(_MAGIC)] != _MAGIC:
-            raise _not_a_codebook(where, f"its {len(view)} bytes do not begin with {_MAGIC!r}")
+            raise _not_a_codebook(where, f"the {len(view)} bytes do not begin with {_MAGIC!r}")
         if xxhash.xxh3_64_intdigest(view[: -_CHECKSUM.size]) != _CHECKSUM.unpack(view[-_CHECKSUM.size :])[0]:
-            raise _not_a_codebook(where, "its checksum does not match")
+            raise _not_a_codebook(where, "the checksum does not match")
         version = bytes(view[len(_MAGIC) : begin])
         if version not in (_OF_FLOATS, _VERSION):
             raise Unsupported(

@@ -246,7 +246,7 @@ class Reader:
         self._row_bytes = row_bytes(self.head.quantization, self.head.dimensions)
         self._codebook = codebook_of(opened[CODEBOOK], self.head, where=where)
         if rows is not None and self.head.of != rows:
-            raise not_a_segment(where, f"it covers {self.head.of} rows, expected {rows}")
+            raise not_a_segment(where, f"the segment covers {self.head.of} rows, expected {rows}")
         if len(opened[ROWS]) != expected_bytes(self.head, ROWS):
             raise not_a_segment(where, f"{ROWS} has {len(opened[ROWS])} bytes")
         self._table = table_of(opened[CLUSTERS], self.head, where=where)

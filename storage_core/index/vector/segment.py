@@ -180,8 +180,8 @@ def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
     options_of(definition)
     if len(definition.columns) != 1:
         raise InvalidInput(
-            f"index {definition.name!r}: a vector index has one column, found {list(definition.columns)}. Define an "
-            "index for each"
+            f"index {definition.name!r}: a vector index has one column, found {list(definition.columns)}. "
+            "Define an index for each column"
         )
     (column,) = definition.columns
     kind = schema.field(column).type
@@ -403,10 +403,10 @@ def check(
     head = Head.from_bytes(files[HEAD], where=where)
     if (head.metric, head.quantization) != (options.metric, options.quantization):
         raise not_a_segment(
-            where, f"its codes are for {head.metric} and {head.quantization}, which differ from the index"
+            where, f"the codes are for {head.metric} and {head.quantization}, which differ from the index"
         )
     if rows is not None and head.of != rows:
-        raise not_a_segment(where, f"it covers {head.of} rows, expected {rows}")
+        raise not_a_segment(where, f"the segment covers {head.of} rows, expected {rows}")
     for name in names:
         expected = expected_bytes(head, name)
         if expected is not None and len(files[name]) != expected:
@@ -426,7 +426,9 @@ def codebook_of(data: bytes | memoryview, head: Head, *, where: str) -> Codebook
     """Return the codebook of a segment, and check that this codebook produced the codes. Raises `Corrupt`."""
     book = Codebook.from_bytes(data, where=where)
     if identity_of(data) != head.codebook:
-        raise not_a_segment(where, f"its codes need codebook {head.codebook}, but it has {identity_of(data)}")
+        raise not_a_segment(
+            where, f"the codes need codebook {head.codebook}, but the segment has codebook {identity_of(data)}"
+        )
     fits = (book.metric, book.quantization, book.dimensions) == (head.metric, head.quantization, head.dimensions)
     if not fits or head.clusters not in (0, len(book.centroids)):
         raise not_a_segment(
@@ -441,7 +443,7 @@ def require_rows(rows: npt.NDArray[np.uint32], sizes: Numbers, head: Head, *, wh
     # any number of rows.
     once = np.unique(rows)
     if len(once) != len(rows) or (len(once) and int(once[-1]) >= head.of) or int(sizes.sum()) != len(rows):
-        raise not_a_segment(where, f"{ROWS} does not contain {head.rows} of {head.of} rows once each")
+        raise not_a_segment(where, f"{ROWS} does not contain {head.rows} different rows of the {head.of} rows")
 
 
 def require_block(data: bytes | memoryview, name: str, expected: int, *, where: str) -> None:

@@ -72,14 +72,14 @@ class SourcePlan:
 
     def __str__(self) -> str:
         """Return the source as a line of text."""
-        matching = "" if self.matching is None else f", {self.matching:,} to be found"
+        matching = "" if self.matching is None else f", {self.matching:,} after the filter"
         return f"{self.place} {escaped(self.name)}: {counted(self.rows, 'row')}{matching}; {self._how()}"
 
     def _how(self) -> str:
         ranked = "" if self.ranked is None else f" ({counted(self.ranked, 'row')} by vectors of the table)"
         match self.how:
             case "segment" if self.exact_up_to is not None and self.ranked is None:
-                return f"by its segment, or scored exactly where the filter leaves at most {self.exact_up_to:,}"
+                return f"by its segment, or scored exactly if the filter leaves at most {self.exact_up_to:,}"
             case "segment" if self.probed is not None:
                 of = "" if self.clusters is None else f" of {self.clusters:,}"
                 return f"by its segment, {self.probed:,}{of} clusters{ranked}"
@@ -90,9 +90,9 @@ class SourcePlan:
             case "exact":
                 return "no segment: scored exactly"
             case "indexed":
-                return "no segment: indexed while it is read"
+                return "no segment: indexed during the read"
             case "left_out":
-                return "not read, because the filter excludes it by the log"
+                return "not read, because the log shows that no row meets the filter"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class IndexPlan:
         lines = [
             f"index {self.index} ({self.kind}{weighs}{probes}) at version {self.version}, watermark {self.watermark}"
         ]
-        how = "scored exactly" if self.kind == "vector" else "indexed on the fly"
+        how = "scored exactly" if self.kind == "vector" else "indexed for this search"
         answered = len(self.segments.keys() - {*self.scanned})
         lines += [f"  splits answered from segments: {answered:,}. Read and {how}: {len(self.scanned):,}"]
         lines += [f"  {each}" for each in first_of(self.sources, MOST_LISTED)]
@@ -177,16 +177,18 @@ class FilterPlan:
 
     def __str__(self) -> str:
         """Return this plan part as two lines of text."""
-        read = f"its columns {', '.join(self.columns)} are read"
+        read = f"the columns {', '.join(self.columns)} are read"
         if self.bitmap_indexes:
             how = "wholly" if self.is_exact else "in part"
-            read = f"bitmap index {', '.join(self.bitmap_indexes)} answers it {how}. For the other rows, {read}"
+            read = f"bitmap index {', '.join(self.bitmap_indexes)} answers the filter {how}. For the other rows, {read}"
         told = [] if not self.told_splits else [f"index used for {counted(self.told_splits, 'split')}"]
         told += [
             f"index not used for {counted(splits, 'split')}, because {why}" for why, splits in self.not_asked.items()
         ]
         done = "" if self.rows_read is None else f", of {'; '.join([counted(self.rows_read, 'row'), *told])}"
-        splits = f"the log admits {self.admitted_splits:,} of {counted(self.live_splits, 'split')}"
+        splits = (
+            f"by the log, {self.admitted_splits:,} of {counted(self.live_splits, 'split')} may contain matching rows"
+        )
         return f"filter {escaped(self.condition)}: {splits}\n  {read}{done}"
 
 

@@ -81,7 +81,7 @@ def weights_of(given: object, indexes: Sequence[str]) -> list[float]:
     if foreign := [each for each in known if each not in indexes]:
         raise InvalidInput(
             f"a weight is given for {quoted(foreign[0])}, but this search uses {', '.join(indexes)}. "
-            "Leave it out, or search this index, too"
+            "Leave the weight out, or add the index to the search"
         )
     weights = [_weight(each, known.get(each, 1.0)) for each in indexes]
     if not any(weights):
@@ -145,7 +145,7 @@ class _Column:
     def __init__(self, name: str, definition: IndexDefinition, schema: pa.Schema) -> None:
         if name not in definition.columns:
             raise _refused(
-                definition, f"column {name!r} is not one of {', '.join(definition.columns)}. Name one of these"
+                definition, f"column {name!r} is not one of {', '.join(definition.columns)}. Name one of these columns"
             )
         self._name = name
         self._definition = definition
@@ -208,7 +208,7 @@ class _Column:
             raise self._refused(f"null is not a value of {self._name!r}. Find nulls with {{'is null': true}}")
         if pa.types.is_string(self._kind) and not isinstance(value, str):
             raise self._refused(
-                f"{self._name!r} contains strings, and {quoted(value, 300)} is not a string. Put it in quotes"
+                f"{self._name!r} contains strings, and {quoted(value, 300)} is not a string. Put the value in quotes"
             )
         try:
             return cast("Scalar", pa.scalar(_text(value), pa.string()).cast(self._kind).as_py())
@@ -368,8 +368,10 @@ def only_index(snapshot: Snapshot, kinds: Collection[IndexKind]) -> IndexDefinit
     if len(fitting) != 1:
         kind = " or ".join(kinds).replace("fulltext", "full-text")
         if fitting:
-            raise InvalidInput(f"the table has the {kind} indexes {listed(fitting)}. Name one as index (--index)")
-        raise InvalidInput(f"the table has no {kind} index. Declare one in indexes")
+            raise InvalidInput(
+                f"the table has the {kind} indexes {listed(fitting)}. Name one of these indexes as index (--index)"
+            )
+        raise InvalidInput(f"the table has no {kind} index. Declare an index in `indexes`")
     return segments.definition_of(snapshot, fitting[0])
 
 
@@ -378,7 +380,8 @@ def question(definition: IndexDefinition, snapshot: Snapshot, given: SearchQuest
     query, nprobe, boosts = given.query, given.nprobe, given.boosts
     if query is not None and given.vector is not None:
         raise InvalidInput(
-            "a search of one index takes a query or a vector, not both. Leave one of them out, or name two indexes"
+            "a search of one index takes a query or a vector, not both. Leave out the query or the vector, or "
+            "name two indexes"
         )
     if nprobe is not None and definition.kind != "vector":
         raise InvalidInput(
@@ -416,7 +419,9 @@ def one_index(index: object, what: str) -> str | None:
         return None
     first, *others = names_of(index)
     if others:
-        raise InvalidInput(f"{what} needs one index, but {quoted(index)} is a list of several. Name one of them")
+        raise InvalidInput(
+            f"{what} needs one index, but {quoted(index)} is a list of several indexes. Name one of these indexes"
+        )
     return first
 
 
@@ -461,8 +466,8 @@ def _vector_query(given: object, definition: IndexDefinition, snapshot: Snapshot
         )
     if options.metric == "cosine" and not wanted.any():
         raise InvalidInput(
-            f"index {definition.name!r}: the vector is zero, which has no direction. The metric cosine needs another "
-            "vector"
+            f"index {definition.name!r}: the vector is zero, which has no direction. The metric cosine needs a "
+            "vector that is not zero"
         )
     if nprobe is not None and (isinstance(nprobe, bool) or not isinstance(nprobe, int) or nprobe < 1):
         raise InvalidInput(f"nprobe is {quoted(nprobe)}. Give a number of clusters, 1 or more")
@@ -490,7 +495,7 @@ def _not_numbers(given: object) -> str:
 
 def _request_of_several(snapshot: Snapshot, given: SearchQuestion, fusion: Fusion) -> SearchRequest:
     if given.query is None and given.vector is None:
-        raise InvalidInput("the search has neither a query nor a vector. Give one of them, or both")
+        raise InvalidInput("the search has neither a query nor a vector. Give a query, a vector or both")
     definitions = _definitions(snapshot, given.index, query=given.query, vector=given.vector)
     texts = [each for each in definitions if each.kind == "fulltext"]
     if given.nprobe is not None and len(texts) == len(definitions):
@@ -527,7 +532,8 @@ def _definitions(snapshot: Snapshot, index: object, *, query: object, vector: ob
     definitions = [segments.definition_of(snapshot, name) for name in names_of(index)]
     if foreign := [each.name for each in definitions if each.kind not in ("fulltext", "vector")]:
         raise InvalidInput(
-            f"index {foreign[0]!r} does not rank rows, so a fusion cannot use it. Write it as a filter",
+            f"index {foreign[0]!r} does not rank rows, so a fusion cannot use the index. Write the condition as "
+            "a filter",
             index=foreign[0],
         )
     for given, kind, what in ((query, "fulltext", "query"), (vector, "vector", "vector")):
@@ -535,11 +541,13 @@ def _definitions(snapshot: Snapshot, index: object, *, query: object, vector: ob
         if given is not None and not fitting:
             names = ", ".join(each.name for each in definitions)
             raise InvalidInput(
-                f"a {what} is given, and none of {names} takes one. Name one more index, or leave out the names"
+                f"a {what} is given, but none of the indexes {names} takes a {what}. Name one more index, or "
+                "leave out the names"
             )
         if given is None and fitting:
             raise InvalidInput(
-                f"index {fitting[0]!r} ({kind}) takes a {what}, and none is given. Give one, or leave this index out",
+                f"index {fitting[0]!r} ({kind}) takes a {what}, but the search has no {what}. Give a {what}, or "
+                "leave this index out",
                 index=fitting[0],
             )
     return definitions

@@ -164,7 +164,7 @@ def chosen(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
 def require_within(rows: Positions, count: int, where: str) -> None:
     """Raise `Corrupt` if an index returns the number of a row that does not exist."""
     if (last := int(rows.max())) >= count:
-        raise damaged(where, f"the index names row {last}, it has {count} rows")
+        raise damaged(where, f"the index contains row {last}, but there are only {count} rows")
 
 
 class TextFilter:

@@ -231,7 +231,9 @@ class Queue:
 
     def _refused(self, response: Any) -> TidemarkError:
         if str(response.get("Error", {}).get("Code", "")).endswith(_ABSENT):
-            return InvalidInput(f"{self.url}: the queue does not exist. Create it, or correct `queue` in `landing`")
+            return InvalidInput(
+                f"{self.url}: the queue does not exist. Create the queue, or correct `queue` in `landing`"
+            )
         failure = answered(response, "")
         if failure.trouble is Trouble.ACCESS:
             return Unavailable(f"{self.url}: {failure}. {_PERMISSIONS}")

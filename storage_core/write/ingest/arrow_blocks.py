@@ -64,7 +64,7 @@ def arrow_blocks(
         raise
     except _DAMAGE as error:
         raise_refused(file, error)
-        raise damaged_file_error("it is not a whole Arrow file, or it is damaged") from error
+        raise damaged_file_error("the file is not a whole Arrow file, or the file is damaged") from error
 
 
 def _batches(stream: BinaryIO, check: Callable[[pa.Schema], None]) -> Iterator[pa.RecordBatch]:
@@ -119,15 +119,15 @@ def _check_messages(stream: BinaryIO, start: int, size: int) -> None:
         footer = pa.ipc.open_file(pa.PythonFile(stream, mode="r"))
         if footer.num_record_batches != batches:
             raise damaged_file_error(
-                f"its Arrow footer names {footer.num_record_batches} batches, and the file has {batches}"
+                f"the Arrow footer lists {footer.num_record_batches} batches, but the file has {batches}"
             )
         return
     end = stream.tell()
     stream.seek(max(0, end - len(_END)))
     if stream.read(len(_END)) != _END:
-        raise damaged_file_error("its Arrow stream has no end marker, so the file may not be complete")
+        raise damaged_file_error("the Arrow stream has no end marker, so the file may not be complete")
     if end != size:
-        raise damaged_file_error(f"{size - end} bytes follow the end of its Arrow stream. Land each stream as a file")
+        raise damaged_file_error(f"{size - end} bytes follow the end of the Arrow stream. Land each stream as a file")
 
 
 def _require_consistent(rows: pa.RecordBatch) -> None:
@@ -135,4 +135,4 @@ def _require_consistent(rows: pa.RecordBatch) -> None:
     try:
         examined(pa.Table.from_batches([rows]))
     except InvalidInput as error:
-        raise damaged_file_error(f"its values are not valid ({shortened(str(error), 500)})") from error
+        raise damaged_file_error(f"the values of the file are not valid ({shortened(str(error), 500)})") from error

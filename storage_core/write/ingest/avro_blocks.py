@@ -96,7 +96,7 @@ def avro_blocks(
             number += batch.num_rows
     except Unsupported as error:
         raise damaged_file_error(
-            "it uses a codec of Avro that Tidemark cannot read. Use null, deflate, snappy or zstandard"
+            "the file uses a codec of Avro that Tidemark cannot read. Use null, deflate, snappy or zstandard"
         ) from error
     except TidemarkError:
         raise
@@ -106,7 +106,7 @@ def avro_blocks(
 
 
 def _damaged() -> Corrupt:
-    return damaged_file_error("it is not a whole Avro file, or it is damaged")
+    return damaged_file_error("the file is not a whole Avro file, or the file is damaged")
 
 
 def _batches(file: str, stream: BinaryIO, check: Callable[[pa.Schema], None]) -> Iterator[pa.RecordBatch]:
@@ -118,7 +118,7 @@ def _batches(file: str, stream: BinaryIO, check: Callable[[pa.Schema], None]) ->
     head = stream.read(HEAD_BYTES)
     if not head.startswith(MAGIC):
         require_uncompressed(head, "An Avro")
-        raise damaged_file_error("it is not an Avro file")
+        raise damaged_file_error("the file is not an Avro file")
     stream.seek(len(MAGIC))
     cursor = _Cursor(stream)
     text, codec, sync = _header(cursor)
@@ -126,14 +126,16 @@ def _batches(file: str, stream: BinaryIO, check: Callable[[pa.Schema], None]) ->
         least = least_bytes(text, file)
     except Corrupt as error:
         raise damaged_file_error(
-            "its Avro schema cannot be used. It is invalid, too deep, or has a type inside itself"
+            "the Avro schema cannot be used. The schema is invalid, too deep, or has a type inside itself"
         ) from error
     columns = _Columns.of(json.loads(text))
     check(columns.schema)
     try:
         parsed = fastavro.parse_schema(columns.plain)
     except (SchemaParseException, UnknownType) as error:
-        raise damaged_file_error("its Avro schema cannot be used. It has a name or a type that is not valid") from error
+        raise damaged_file_error(
+            "the Avro schema cannot be used. The schema has a name or a type that is not valid"
+        ) from error
     expansion, measure = Expansion(size), measure_of(codec, file)
     while cursor.has_more():
         records, length = cursor.long(), cursor.long()
@@ -191,7 +193,7 @@ class _Cursor:
         taken, self._ahead = self._ahead[:size], self._ahead[size:]
         data = taken + self._stream.read(size - len(taken))
         if len(data) != size:
-            raise damaged_file_error("its last Avro block is truncated")
+            raise damaged_file_error("the last Avro block is truncated")
         return data
 
     def long(self) -> int:
@@ -246,9 +248,9 @@ class _Columns:
         types = _Types()
         plain, physical = types.read(schema, "the record")
         if not pa.types.is_struct(physical):
-            raise damaged_file_error("its Avro schema is not a record")
+            raise damaged_file_error("the Avro schema is not a record")
         if not physical.num_fields:
-            raise damaged_file_error("its Avro record has no fields. Write records with fields")
+            raise damaged_file_error("the Avro record has no fields. Write records with fields")
         return _Columns(plain, physical, tuple(types.changes))
 
     @property
@@ -374,7 +376,7 @@ def _decimals(values: pa.Array, type_: pa.Decimal128Type) -> pa.Array:
     """
     numbers = [int.from_bytes(each or b"", "big", signed=True) for each in values.to_pylist()]
     if any(not -(2**127) <= each < 2**127 for each in numbers):
-        raise damaged_file_error("it has a decimal of more than 38 digits, which tables do not support")
+        raise damaged_file_error("the file has a decimal of more than 38 digits, which tables do not support")
     data = b"".join(each.to_bytes(16, "little", signed=True) for each in numbers)
     nulls = pa.array(np.asarray(values.is_valid(), np.bool_)).buffers()[1]
     return pa.Array.from_buffers(type_, len(values), [nulls, pa.py_buffer(data)])

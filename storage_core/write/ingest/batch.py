@@ -505,7 +505,8 @@ def plan(
     """
     if windows is not None and snapshot.config.window_seconds is None:
         raise InvalidInput(
-            "the table has no windows. Ingest its landed files as a whole", windows=sorted(map(str, windows))
+            "the table has no windows. Ingest the landed files of the table as a whole",
+            windows=sorted(map(str, windows)),
         )
     listed = list(files)
     known = progress(snapshot.txns, listed, Durations.of(snapshot.config))
@@ -725,7 +726,7 @@ def _executed(
     landed = work.landed
     if work.ingested_size is not None:
         was = f"was {work.ingested_size} bytes, is {landed.size}"
-        reason = f"the file changed after it was ingested ({was}). Land it under a new name"
+        reason = f"the file changed after it was ingested ({was}). Land the file under a new name"
         return _reject_file(collected, work, reason)
     run = _Run(collected, work)
     try:
@@ -1038,7 +1039,7 @@ def _reject_replaced(collected: CollectedRows | CollectedRecords, work: IngestWo
     The reason is that the earlier file may come back.
     """
     contents = ", ".join(map(as_hex, work.contents))
-    reason = f"the file changed after it was ingested (same size, contents {contents}). Land it under a new name"
+    reason = f"the file changed after it was ingested (same size, contents {contents}). Land the file under a new name"
     return _rejected(collected, work.landed, reason, (replaced_app(work.landed),))
 
 

@@ -189,7 +189,7 @@ def _require_order(order: str, spec: LandingSpec, schema: pa.Schema) -> None:
         if order_path(spec) is not None:
             raise InvalidInput(
                 f"order_by {spec.order_by} needs the column {order}, which the table does not have. Add the column "
-                f"{order}: long. Ingest stores the order of each row there",
+                f"{order}: long. Ingest stores the order of each row in this column",
                 column=order,
             )
         raise InvalidInput(f"order_by: {unknown_names('column', [order], schema.names)}", column=order)

@@ -308,15 +308,15 @@ def _fault(codec: Codec, error: Exception) -> Corrupt:
     # Only the text of the error distinguishes these cases.
     if "memory" in str(error).lower():
         return damaged_file_error(
-            f"its {codec} data needs more memory than {_MOST_XZ_BYTES if codec is Codec.XZ else MOST_WINDOW_BYTES} "
-            "bytes. Compress it with a smaller window"
+            f"the {codec} data needs more memory than {_MOST_XZ_BYTES if codec is Codec.XZ else MOST_WINDOW_BYTES} "
+            "bytes. Compress the file with a smaller window"
         )
     return _damaged(codec)
 
 
 def _damaged(codec: Codec) -> Corrupt:
-    return damaged_file_error(f"its {codec} data is damaged")
+    return damaged_file_error(f"the {codec} data is damaged")
 
 
 def _truncated(codec: Codec) -> Corrupt:
-    return damaged_file_error(f"its {codec} data is truncated")
+    return damaged_file_error(f"the {codec} data is truncated")

@@ -402,7 +402,7 @@ def _converted(raw: pa.Table, target: RowFormat) -> Converted:
                 raise
             what = "a text of the file cannot be converted to the type of its column. Correct the file"
             if target.time_format is not None:
-                what += f", or check that its times have the form of time_format {target.time_format!r}"
+                what += f", or check that the times have the form of time_format {target.time_format!r}"
             raise InvalidInput(what) from error
     last = table.num_columns - 1  # selected by position, because a column of the table may have any name
     return Converted(table.remove_column(last), table.column(last).combine_chunks())

@@ -81,7 +81,7 @@ class _Recoded(io.RawIOBase):
                 text = self._decoder.decode(chunk, final=self._is_ended)
             except UnicodeDecodeError as error:
                 raise damaged_file_error(
-                    f"its text is not {self._encoding}. Check the landing location's `encoding`"
+                    f"the text of the file is not {self._encoding}. Check the landing location's `encoding`"
                 ) from error
             self._held = memoryview(_utf8(text))
         data = self._held[: len(buffer)]

@@ -77,7 +77,7 @@ _OTHERS = (
 )
 _EXPANDED = [
     *((re.compile(magic, re.DOTALL), f"compressed with {name}. Use {', '.join(Codec)}") for magic, name in _COMPRESSED),
-    *((re.compile(magic, re.DOTALL), f"{name}. Land its files one by one") for magic, name in _ARCHIVES),
+    *((re.compile(magic, re.DOTALL), f"{name}. Land the files of the archive one by one") for magic, name in _ARCHIVES),
 ]
 _NOT_TEXT = [*_EXPANDED, *((re.compile(magic, re.DOTALL), name) for magic, name in _OTHERS)]
 
@@ -89,7 +89,7 @@ def require_text(head: bytes, encoding: str | None = None) -> None:
     """
     for magic, kind in _NOT_TEXT:
         if magic.match(head) and not (kind == _UTF16 and is_wide(encoding)):
-            raise damaged_file_error(f"it is {kind}")
+            raise damaged_file_error(f"the file is {kind}")
 
 
 def require_uncompressed(head: bytes, of: str = "A Parquet") -> None:
@@ -99,11 +99,12 @@ def require_uncompressed(head: bytes, of: str = "A Parquet") -> None:
     """
     if codec := codec_of(head):
         raise damaged_file_error(
-            f"it is compressed with {codec}. {of} file is compressed inside. Land it without this compression"
+            f"the file is compressed with {codec}. {of} file is compressed inside. Land the file without this "
+            "compression"
         )
     for magic, kind in _EXPANDED:
         if magic.match(head):
-            raise damaged_file_error(f"it is {kind}")
+            raise damaged_file_error(f"the file is {kind}")
 
 
 # The limit for the expansion of a landed file. A kilobyte can expand to a terabyte, which would fill memory or storage.
@@ -128,8 +129,9 @@ class Expansion:
         self._bytes += expanded
         if self._bytes > self._most:
             raise damaged_file_error(
-                f"it expands to more than {self._most} bytes. The limit is {MOST_RATIO} times its size, but at least "
-                f"{ANY_RATIO_BYTES} bytes. Land it in pieces"
+                f"the file expands to more than {self._most} bytes. The limit is {MOST_RATIO} times the size of "
+                "the file, but at least "
+                f"{ANY_RATIO_BYTES} bytes. Land the file in pieces"
             )
 
 
@@ -389,7 +391,9 @@ class LandingSpec:
         if self.format not in get_args(LandingFormat):
             raise InvalidInput(choice_of("format", self.format, get_args(LandingFormat)))
         if self.pattern is None and self.format == "pattern":
-            raise InvalidInput("format is 'pattern', but pattern is missing. Add one with a group for each column")
+            raise InvalidInput(
+                "format is 'pattern', but pattern is missing. Add a pattern with a group for each column"
+            )
         if self.pattern is not None and self.format != "pattern":
             raise InvalidInput(
                 f"format is {self.format!r}, and a pattern is only for the format 'pattern'. Leave the pattern out"
@@ -429,7 +433,7 @@ class LandingSpec:
         if self.is_delta:
             raise InvalidInput("a Delta table is read by its versions. Leave out `queue`, which is for landed files")
         if scheme_of(self.uri) != "s3":
-            raise InvalidInput("queue is for a landing location on S3. Leave queue out, or land the files on s3://…")
+            raise InvalidInput("queue is for a landing location on S3. Leave `queue` out, or land the files on s3://…")
         check_queue(self.queue)
 
     def _check_text_settings(self) -> None:
@@ -684,7 +688,7 @@ def landed_of(present: Iterable[ObjectInfo | Unnamed], spec: LandingSpec, uri: s
             if is_wanted(name, spec.suffix) and each.size > 0:
                 files.append(LandedFile(name, each.size, uri, each.last_modified_ms, each.etag))
             elif spec.suffix and is_wanted(name.casefold(), spec.suffix.casefold()) and each.size > 0:
-                reason = f"its name ends in {name[-len(spec.suffix) :]}, and the suffix is {spec.suffix}"
+                reason = f"the file name ends in {name[-len(spec.suffix) :]}, but the suffix is {spec.suffix}"
         elif is_wanted(name := each.name, None if each.may_hold_more else spec.suffix):
             reason = each.reason
         if reason is not None:
@@ -863,7 +867,9 @@ def open_text(
             with open_decompressed(file, codec) as text:
                 head = text.peek(HEAD_BYTES)
                 if inner := codec_of(head):
-                    raise damaged_file_error(f"it is compressed twice, with {codec} and with {inner}. Compress it once")
+                    raise damaged_file_error(
+                        f"the file is compressed twice, with {codec} and with {inner}. Compress the file once"
+                    )
                 require_text(head, encoding)
                 expansion = Expansion(landed.size)
                 plain = watched(cast("BinaryIO", text), lambda _, data: expansion.add(len(data)), seekable=False)
@@ -962,4 +968,6 @@ def _fault(directive: str) -> str | None:
         return "it ends with %. Write %% for a percent sign"
     if why := _UNREADABLE.get(directive):
         return f"%{directive} {why}"
-    return None if directive in _KNOWN else f"%{directive} is not a directive. Use one of docs/declarations.md"
+    return (
+        None if directive in _KNOWN else f"%{directive} is not a directive. Use a directive from docs/declarations.md"
+    )

@@ -27,7 +27,7 @@ _EXPONENT = r"\A[+-]?[0-9]+(?:\.[0-9]+)?[eE][+-]?[0-9]+\z"
 _MOST_ZEROS = 100
 _LEAF = "value"
 _WRONG = object()
-_UNREAD = "a value in it is not valid JSON, or it nests too deeply"
+_UNREAD = "a nested value is not valid JSON, or the value nests too deeply"
 
 Faults = dict[int, tuple[str, str]]
 """The faults of one level: the position of a faulty value, mapped to the path below the level and the reason."""

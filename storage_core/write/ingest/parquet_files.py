@@ -651,8 +651,8 @@ def _unreadable(error: Exception) -> Corrupt:
             "its schema allows null as a key of a map. Import a query of DuckDB that reads the file"
         )
     if "decrypt" in str(error):
-        return damaged_file_error("it is encrypted, and Tidemark has no keys")
-    return damaged_file_error("it is not a whole Parquet file, or it is damaged")
+        return damaged_file_error("the file is encrypted, and Tidemark has no keys")
+    return damaged_file_error("the file is not a whole Parquet file, or the file is damaged")
 
 
 def _sized(stream: BinaryIO) -> int:
@@ -662,14 +662,14 @@ def _sized(stream: BinaryIO) -> int:
     footer, magic = int.from_bytes(stream.read(4), "little"), stream.read(4)
     stream.seek(0)
     if magic == _ENCRYPTED:
-        raise damaged_file_error("it is encrypted, and Tidemark has no keys")
+        raise damaged_file_error("the file is encrypted, and Tidemark has no keys")
     if magic != _MAGIC:  # if a file ends like a Parquet file, its head is not read
         require_uncompressed(stream.read(HEAD_BYTES))
         stream.seek(0)
     elif footer > size:
-        raise damaged_file_error("it is not a whole Parquet file, or its footer is damaged")
+        raise damaged_file_error("the file is not a whole Parquet file, or the footer is damaged")
     elif footer > _LARGEST_FOOTER:
-        raise damaged_file_error(f"its footer has {footer:,} bytes. The limit is {_LARGEST_FOOTER:,} bytes")
+        raise damaged_file_error(f"the footer has {footer:,} bytes. The limit is {_LARGEST_FOOTER:,} bytes")
     return size
 
 
@@ -721,7 +721,7 @@ def checked_rows(file: str, batch: pa.RecordBatch, first_number: int, target: Ro
     try:
         given, invalid = examined(pa.Table.from_batches([batch]))
     except InvalidInput as error:
-        raise damaged_file_error(f"its values are not valid ({shortened(str(error), 500)})") from error
+        raise damaged_file_error(f"the values of the file are not valid ({shortened(str(error), 500)})") from error
     rejected: list[RejectedLine] = []
     if invalid:  # checked before any conversion, because some conversions refuse the whole column
         reasons = [(f"column {each.column}: {each.reason}", each.rows) for each in invalid]
@@ -780,7 +780,9 @@ def _conformed(batch: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Table:
     try:
         return conform(batch, optional)
     except InvalidInput as error:
-        raise damaged_file_error(f"its columns are not those of the table ({shortened(str(error), 500)})") from error
+        raise damaged_file_error(
+            f"the columns of the file are not the columns of the table ({shortened(str(error), 500)})"
+        ) from error
 
 
 def _faults(rows: pa.Table, schema: pa.Schema, nonzero: Collection[str]) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:

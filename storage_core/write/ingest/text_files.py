@@ -120,7 +120,9 @@ def csv_blocks(
 def _chunks(stream: BinaryIO, block_bytes: int, mark: str) -> Iterator[bytes]:
     while chunk := stream.read(block_bytes):
         if len(chunk) == block_bytes and not (b"\n" in chunk or b"\r" in chunk):
-            raise damaged_file_error(f"it has {block_bytes} bytes without the end of a line. This is not a CSV file")
+            raise damaged_file_error(
+                f"the file has {block_bytes} bytes without the end of a line. The file is not a CSV file"
+            )
         yield chunk
     yield f"\n{mark}".encode()
 
@@ -209,9 +211,9 @@ def _check_header(text: pa.NativeFile, names: Sequence[str], dialect: Dialect, m
     try:
         columns = next(filter(None, csv.reader(io.StringIO(start, newline=""), **_style(dialect))))
     except StopIteration:
-        raise damaged_file_error("it has no header, because it has no line that is not empty") from None
+        raise damaged_file_error("the file has no header, because all lines are empty") from None
     except csv.Error as error:
-        raise damaged_file_error("its header is not a line of CSV. Check its quotes") from error
+        raise damaged_file_error("the header is not a line of CSV. Check the quotes of the header") from error
     if len(columns) > most:
         raise damaged_file_error(_other_columns(columns, [each for each in columns if each not in names], names))
     return columns
@@ -314,21 +316,21 @@ def _open(
             "its header is not UTF-8. Declare its `encoding` in `landing`, or write it as UTF-8"
         ) from error
     except pa.ArrowInvalid as error:
-        raise damaged_file_error("its header is not a line of CSV. Check its quotes") from error
+        raise damaged_file_error("the header is not a line of CSV. Check the quotes of the header") from error
     unknown = [name for name in names if name not in target.schema.names and target.drift.new_field == "quarantine"]
     if unknown or len(set(names)) != len(names):
         raise damaged_file_error(_other_columns(names, unknown, target.schema.names))
     if any(not pa.types.is_binary(each.type) for each in reader.schema):
         raise damaged_file_error(
-            "its header has both quoted and unquoted names. Quote each name of the header, or none"
+            "the header has both quoted and unquoted names. Quote each name of the header, or none"
         )
     return reader
 
 
 def _other_columns(header: Sequence[str], unknown: Sequence[str], known: Sequence[str]) -> str:
     if not unknown:
-        return f"its header has a column twice: {names_of(sorted(repeated(header)))}. Write each column once"
-    said = f"its columns are not those of the table ({shortened(unknown_names('column', unknown, known), 500)})"
+        return f"the header has a column twice: {names_of(sorted(repeated(header)))}. Write each column once"
+    said = f"the columns of the file are not the columns of the table ({shortened(unknown_names('column', unknown, known), 500)})"
     other = next((sign for sign in ";\t|" if len(unknown) == 1 and sign in unknown[0]), None)
     return said if other is None else f"{said}. Declare `delimiter: {json.dumps(other)}` in `landing`"
 

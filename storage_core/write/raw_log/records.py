@@ -103,7 +103,8 @@ def _value(row: Mapping[str, object], name: str | None, what: str) -> str | None
         raise InvalidInput(f"the record has no value in its {what} field {name!r}. Name another field", column=name)
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise InvalidInput(
-            f"the {what} field {name!r} is {value!r}. It must be a text or an integer. Correct the value, or name "
+            f"the {what} field {name!r} is {value!r}. The value must be a text or an integer. Correct the "
+            "value, or name "
             "another field",
             column=name,
         )

@@ -86,7 +86,9 @@ class MandatoryStores:
         if len(failed) == len(failures) and alone:
             raise failed[0]
         # This store refused the chunk, but another store may have it. So the caller gets an unknown outcome.
-        raise CommitUnknown(f"{failed[0].found}. Another store may have it. {OPEN_ANOTHER}", key=key) from failed[0]
+        raise CommitUnknown(
+            f"{failed[0].found}. Another store may have the chunk. {OPEN_ANOTHER}", key=key
+        ) from failed[0]
 
     def close(self) -> None:
         """End the threads after their last chunk is sent."""
@@ -544,7 +546,7 @@ class RawLog:
         if not self._mandatory:
             raise InvalidInput(
                 "a raw log needs a mandatory store: without one nothing would be durable. "
-                "Give one without mandatory=False"
+                "Give a store without mandatory=False"
             )
         for each in self._mandatory:
             require_capable(each, new_key)

@@ -90,7 +90,9 @@ def check_growth(tree: Any, text: str, *, most: int) -> None:
     made = _Made(text)
     made.by(tree)
     if made.of_all > most:
-        raise refused(text, _WHAT, f"it can make a row {made.of_all} times as large. The limit is {most} times")
+        raise refused(
+            text, _WHAT, f"the expression can make a row {made.of_all} times as large. The limit is {most} times"
+        )
 
 
 @dataclass(slots=True)
@@ -379,7 +381,7 @@ def evaluate(text: str, columns: Sequence[pa.Array]) -> pa.Array:
             ) from error
         raise InvalidInput(f"the region expression {text!r} fails: {error}", expression=text) from error
     if len(answer) != rows.num_rows:
-        raise _refused(text, f"it gives {len(answer)} values for {rows.num_rows} rows")
+        raise _refused(text, f"the expression returns {len(answer)} values for {rows.num_rows} rows")
     return _settled(answer, text)
 
 
@@ -436,12 +438,12 @@ def _settled(answer: pa.Array, text: str) -> pa.Array:
         return answer
     if kinds.is_floating(type_) or (kinds.is_integer(type_) and not kinds.is_uint64(type_)):
         return widen(answer)
-    raise _refused(text, f"its values have the type {type_}. Cast them to BIGINT, DOUBLE or VARCHAR")
+    raise _refused(text, f"the values have the type {type_}. Cast the values to BIGINT, DOUBLE or VARCHAR")
 
 
 def _parsed(text: str) -> Node:
     if len(text) > LONGEST_EXPRESSION:
-        raise _refused(text, f"it has more than {LONGEST_EXPRESSION} characters")
+        raise _refused(text, f"the expression has more than {LONGEST_EXPRESSION} characters")
     try:
         node = parse(_statement(text), "region expression")
     except InvalidInput as error:
@@ -449,7 +451,7 @@ def _parsed(text: str) -> Node:
     table = node.get("from_table") or {}
     plain = node.get("type") == "SELECT_NODE" and table.get("table_name") == "source_rows"
     if not plain or any(node.get(key) for key in _CLAUSES) or len(node["select_list"]) != 1:
-        raise _refused(text, "it is not one expression")
+        raise _refused(text, "the text is not one expression")
     return node
 
 
@@ -460,17 +462,17 @@ def _check_node(node: Node, text: str, columns: int) -> None:
         if name in _ZONED:
             raise _refused(text, "a time with a zone depends on the session. Use TIMESTAMP, which is UTC")
         if name not in TYPES - NESTED_TYPES:
-            raise _refused(text, f"it may not use the type {name}")
+            raise _refused(text, f"the expression may not use the type {name}")
         return
     if kind not in _NODES:
-        raise _refused(text, f"it may not use {str(kind).lower().replace('_', ' ')}")
+        raise _refused(text, f"the expression may not use {str(kind).lower().replace('_', ' ')}")
     if kind == "COLUMN_REF":
         names = node["column_names"]
         found = _COLUMN.fullmatch(names[0]) if len(names) == 1 else None
         if found is None or int(found[1]) >= columns:
-            raise _refused(text, f"{'.'.join(names)} is not one of its columns col0 to col{columns - 1}")
+            raise _refused(text, f"{'.'.join(names)} is not one of the columns col0 to col{columns - 1}")
     if kind == "OPERATOR" and node["type"] == "ARRAY_CONSTRUCTOR":
-        raise _refused(text, "it may not use lists")
+        raise _refused(text, "the expression may not use lists")
     name = str(node.get("function_name", "")).lower()
     if kind == "FUNCTION" and name not in OF_ONE_ROW:
         raise _refused(

@@ -134,7 +134,7 @@ class Backlog:
         held, given = counted(self.held_rows, "row"), counted(call.records.num_rows, "row")
         rows, size_bytes = (getattr(self.options, f"{bound}_{unit}") for unit in ("rows", "bytes"))
         return Overloaded(
-            f"the writer is overloaded, and the {given} of this call were not written. Write them again later. Not "
+            f"the writer is overloaded, and the {given} of this call were not written. Write the rows again later. Not "
             f"durable yet: {held} ({self.held_bytes} bytes), with {len(self.asking)} waiting calls. Limits: "
             f"{bound}_rows={rows}, {bound}_bytes={size_bytes}. This call waited {now_ms - call.arrived_ms} ms "
             f"(wait_ms={self.options.wait_ms})",

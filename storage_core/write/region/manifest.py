@@ -323,7 +323,8 @@ def require_listed(manifest: RegionManifest, merged: int) -> None:
     if merged < manifest.collected_generation:
         raise SnapshotExpired(
             f"region {manifest.region_id}: generations up to {manifest.collected_generation} are merged and "
-            f"collected. This version has merged only generations up to {merged}, so the rows between are missing. "
+            f"collected. This version has merged only generations up to {merged}, so the rows of the later "
+            "generations are missing. "
             "Open the newest version. If this is the newest version, run tidemark fsck",
             region=manifest.region_id,
             expected=merged,

@@ -172,7 +172,9 @@ class MovingSegments:
             return rewrite
         found = _map(origins, [*moved], [add.numRecords or 0 for add in rewrite.adds])
         if not _is_of(found, origins, [*moved]):
-            _logger.warning("no segment of %s is followed: its rows are not in the order of its segments", [*moved])
+            _logger.warning(
+                "the index segments of %s are not carried over: the rows are not in the order of the segments", [*moved]
+            )
             return rewrite
         names = [generation_write.covered_name(each) for each in self.generations]
         inputs = [*(names[number] for number in moved), f"{names[-1]}/rest"]

@@ -147,7 +147,8 @@ class RecordBuilder:
         missing = [each.name for each in self.schema if not each.nullable and each.name not in table.column_names]
         if missing:
             raise InvalidInput(
-                f"a patch may create its row, so it must have the required columns {missing}. Add them, or put the row",
+                f"a patch may create its row, so it must have the required columns {missing}. Add these "
+                "columns, or write the whole row with put",
                 columns=missing,
             )
         given = conform(table, pa.schema([each for each in self.schema if each.name in table.column_names]))
@@ -186,7 +187,7 @@ class RecordBuilder:
         if missing:
             raise InvalidInput(
                 f"{verb} needs the key columns {names_of(self.key)}, but has no {names_of(missing)}. Give a value for "
-                "each",
+                "each key column",
                 columns=missing,
             )
 
@@ -307,7 +308,9 @@ class Following:
         try:
             self._head, self._seen_ms = self._newest(self.store), self.clock.now_ms()
         except TidemarkError as error:
-            _logger.warning("the columns of %s cannot be looked for, keeping those known: %s", self.store.uri, error)
+            _logger.warning(
+                "the columns of %s cannot be read, so the writer keeps the known columns: %s", self.store.uri, error
+            )
             return
         if self._head.metadata.schemaString != self.known.snapshot.metadata.schemaString:
             self.known = WriterSnapshot.of(self._head)

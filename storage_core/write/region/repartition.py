@@ -182,7 +182,7 @@ def _close(
         except (WriterFenced, RegionClosed):
             continue  # Another process claimed or closed the region in the meantime.
     raise Unavailable(
-        f"region {region.id}: other writers claimed it during each of {_ATTEMPTS} attempts to close it. Stop them, or "
-        "try again later",
+        f"region {region.id}: other writers claimed the region during each of {_ATTEMPTS} attempts to close the "
+        "region. Stop the other writers, or try again later",
         region=region.id,
     )

@@ -226,7 +226,7 @@ class RoutingWriter:
         self._require_home()
         with self._lock:
             if self._closed:
-                raise InvalidInput(f"the writer of {self._store.uri} is closed. Open a new one")
+                raise InvalidInput(f"the writer of {self._store.uri} is closed. Open a new writer")
             if region.id not in self._writers:
                 self._writers[region.id] = RegionWriter.open(
                     self._store,

@@ -110,8 +110,8 @@ class WalAppender:
             raise WriterFenced(
                 f"region {self.region}: WAL entry {self.next_id} was written by writer {found.writer_id} with epoch "
                 f"{found.writer_epoch} (seq {found.seq}). This writer has epoch {self.epoch}. A copy of this "
-                "process, by fork() or a restored machine, also writes. Stop this writer and open a new one, which "
-                "replays the acknowledged records",
+                "process, after fork() or on a restored machine, also writes. Stop this writer and open a new one, "
+                "which replays the acknowledged records",
                 region=self.region,
                 entry=self.next_id,
                 epoch=self.epoch,

@@ -419,8 +419,9 @@ class RegionLog:
         if latest.current_generation != flushed.generation:
             self.stopped = WriterFenced(
                 f"region {self.region}: this writer flushes generation {flushed.generation}, but the manifest "
-                f"already has generation {latest.current_generation}. A copy of this process, by fork() or a "
-                "restored machine, also flushed. Stop this writer and open a new one, which replays the acknowledged "
+                f"already has generation {latest.current_generation}. A copy of this process also flushed, for "
+                "example after fork() or on a restored machine. Stop this writer and open a new one, which "
+                "replays the acknowledged "
                 "records",
                 region=self.region,
                 epoch=self.epoch,
@@ -687,7 +688,7 @@ class RegionWriter:
         Raises the errors of `sync`. If rows given with `durable=False` were lost before, the first `close` raises an
         error with the lost rows.
         """
-        self._group.close(InvalidInput(f"the writer of region {self.region_id} is closed. Open a new one"))
+        self._group.close(InvalidInput(f"the writer of region {self.region_id} is closed. Open a new writer"))
 
     def __enter__(self) -> Self:
         """Return the writer."""
