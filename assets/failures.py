@@ -55,7 +55,7 @@ def table_metadata(table: Table, name: str) -> dict[str, MetadataValue[Any]]:
 
     For an append table, also return the number of rows. Cost: no request.
 
-    A keyed table has no number of rows here. Only a read of all keys can count the rows.
+    For a keyed table, return no number of rows. Only a read of all keys can count the rows of a keyed table.
     """
     columns = [
         TableColumn(each.name, type_text(each.type), constraints=TableColumnConstraints(nullable=each.nullable))

@@ -359,9 +359,9 @@ class _Process:
         return self._started.pid
 
     def begins(self, line: str) -> bool:
-        """Send the job to the process. Return whether the job begins.
+        """Send the job to the process. Return True if the process starts the job.
 
-        The job does not begin if the process has ended.
+        A process that has ended does not start the job.
         """
         try:
             stdin = _of(self._started.stdin)

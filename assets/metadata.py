@@ -151,7 +151,7 @@ def _by_partition(entries: _Entries, names: Sequence[str]) -> dict[str, list[Map
 def _predicted_of(
     name: str, predicted: Mapping[str, _Entries], done: Mapping[str, _Entries]
 ) -> dict[str, MetadataValue[Any]]:
-    """Return the prediction for a partition and the reduction in splits.
+    """Return the predicted bytes and benefit of a partition's work, and the actual reduction in splits.
 
     Return an empty mapping if there is no prediction.
     """

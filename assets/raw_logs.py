@@ -199,7 +199,7 @@ def raw_key(raw_log: str, step: RawStep) -> AssetKey:
 
 
 def build_raw_asset(declaration: RawLogDeclaration, step: RawStep, options: RawLogOptions) -> AssetsDefinition:
-    """Return the asset of one step of a raw log. It needs the resource `launcher`."""
+    """Return the asset of one step of a raw log. The asset needs the resource `launcher`."""
     key = raw_key(declaration.name, step)
 
     @asset(

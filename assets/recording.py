@@ -3,7 +3,7 @@
 A run without work records an observation. The zeros of a run without work therefore do not replace the metrics of
 earlier work. There is one exception. A run without work materializes an asset or partition that was never materialized.
 The materialization shows that the asset or partition is empty. Plots over time and over partitions therefore show only
-work.
+the metrics of runs with work.
 
 If a run of Dagster's own backfills does not materialize a partition, Dagster treats the partition as failed. Runs of
 Dagster's own backfills therefore materialize a partition without work again, with the metrics of earlier work. The

@@ -39,7 +39,7 @@ AIM_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A page of the UI: its first query, the query's variables, and the path to the page's lines."""
+    """A page of the UI: the page's first query, the query's variables, and the path to the rows in the answer."""
 
     name: str
     query: str

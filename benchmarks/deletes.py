@@ -69,7 +69,7 @@ class Taken:
 
 
 def measure(*, small: bool, rows: int = ROWS) -> Iterator[Metric]:
-    """Yield the seconds of each statement, compared to the peers.
+    """Yield the seconds of each statement, compared with the other systems.
 
     Also yield how much longer reads take after the delete.
     """

@@ -6,10 +6,10 @@ All systems share one Spark session with Delta Lake and two cores. Before the me
 The first ingest needs about four more processor seconds. In this time, Python starts in the tasks and Java compiles
 code.
 
-Our system runs the ingest job with its commits. For an append table, the job reads and sorts rows and writes splits.
-For a keyed table, the job routes rows to regions and writes generations. One peer is Spark. Spark reads the same rows
-with Delta Lake and drops the rows. The other peer sorts the rows and writes Parquet with the same compression. The work
-of this peer is comparable to an ingest into an append table.
+Tidemark runs the complete ingest job, including its commits. For an append table, the job reads and sorts rows and
+writes splits. For a keyed table, the job routes rows to regions and writes generations. One peer is Spark. Spark reads
+the same rows with Delta Lake and drops the rows. The other peer sorts the rows and writes Parquet with the same
+compression. The work of this peer is comparable to an ingest into an append table.
 
 Then the Delta table gets further versions. A version adds rows, and the next version deletes half of these rows. Each
 added or deleted row counts as one row. The processor seconds include all processes.

@@ -1,8 +1,8 @@
 """Durable appends of 1,000 rows by a region writer: the time of one append, and the rate of many threads.
 
-The time of an append begins with the rows as an Arrow table. The measured time ends when the call returns and the rows
-are durable. The peers append the same rows to their own tables on the same disk, with default settings. The peers
-deltalake and DuckLake do not fsync their files.
+The measurement of an append starts when the rows are an Arrow table in memory. The measured time ends when the call
+returns and the rows are durable. The peers append the same rows to their own tables on the same disk, with default
+settings. The peers deltalake and DuckLake do not fsync their files.
 
 A bare write is a new file with the bytes of our log entry, followed by fsync. A write "under a name" also ensures that
 readers see only complete objects. A write "under a name" consists of write, fsync, link, and fsync of the folder.

@@ -32,7 +32,7 @@ from tidemark import Table
 
 FIRST = 10
 ALIKE = 0.4
-"""The smallest judgement that counts. Judgements range from 0.2 (not at all alike) to 1."""
+"""The minimum similarity of a relevant document. Similarities range from 0.2 (not at all alike) to 1."""
 WORDS = 40
 """The number of a document's rarest words that its query contains."""
 
@@ -144,7 +144,7 @@ def _people() -> Documents:
 
 
 def _made() -> Documents:
-    """Return generated documents about two subjects. The documents only check that the program runs."""
+    """Return generated documents about two subjects. Small runs use generated documents to test the program."""
     subjects = ("tide ebb flood moon harbour", "senate party vote leader minister")
     judged = [f"{subject} number{'abcdef'[place]}" for place in range(6) for subject in subjects]
     alike = np.array([[1.0 if one % 2 == other % 2 else 0.2 for other in range(12)] for one in range(12)])

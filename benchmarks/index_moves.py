@@ -25,7 +25,7 @@ ROWS, SMALL_ROWS = 1_000_000, 8_000
 PARTS = 10
 DIMENSIONS = 16
 LEAST_RATIO = 20.0
-"""The aim for segment bytes divided by the index bytes that a compaction or merge writes. 20 means at most 5 %."""
+"""The minimum ratio of segment bytes to the index bytes that a compaction or merge writes. 20 means at most 5 %."""
 
 WORDS = np.array([f"word{each}" for each in range(20_000)])
 INDEXES = [

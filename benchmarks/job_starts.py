@@ -78,7 +78,7 @@ def _first_and_later(where: str, seconds: Sequence[float], aim: float) -> Iterat
 
 
 class _WarmSpark:
-    """A warm Spark for a `with` block, with the duration of its start, and its address with the token."""
+    """A running Spark process for a `with` block, with its start duration, address and token."""
 
     def __init__(self, file: Path, environment: Mapping[str, str]) -> None:
         self._environment = environment

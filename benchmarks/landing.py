@@ -3,15 +3,17 @@
 The input has one file per producer and hour. 0.3 % of the rows arrive up to a day late, in the file of another hour.
 The table has windows of a day. Each system reads the same files and commits once:
 
-- Tidemark on the driver, in this process. The peer reads the files with DuckDB and writes the rows with delta-rs.
-- Tidemark on the warm Spark of its jobs. The peer is a warm session of plain Spark that writes Delta.
-- Tidemark in a new process with its own Spark. The peer is a new process of plain Spark.
+- Tidemark runs on the driver, in this process. The peer reads the files with DuckDB and writes the rows with delta-rs.
+- Tidemark runs in a Spark session that was already started. The peer is a warm session of plain Spark that writes
+  Delta.
+- Tidemark runs in a new process with its own Spark. The peer is a new process of plain Spark.
 
 The peers write Delta tables partitioned by day. The dirty input has one percent of bad lines. The peers skip bad lines.
 Tidemark puts each bad line into the quarantine, with the reason. The systems run in turns. For the smaller input, a
 value is the median of three runs. Runs with the larger input and runs in new processes are done once. On Spark, the
-larger input is NDJSON. New processes read the smaller NDJSON input without bad lines. The machine may have other load,
-so only ratios of processor time have aims. Processor time includes the processes that a system starts.
+larger input is NDJSON. New processes read the smaller NDJSON input without bad lines. Other programs may load the
+machine, so the benchmark sets targets only for ratios of processor time. Processor time includes the processes that a
+system starts.
 """
 
 from __future__ import annotations
@@ -126,7 +128,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """Tidemark and a peer. If the peer is not available on this machine, `peer` is None."""
+    """Two systems to compare: Tidemark and a peer. If the peer is not available on this machine, `peer` is None."""
 
     where: str
     own: Side

@@ -61,7 +61,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
 def _compared(
     name: str, questions: Sequence[str], ours: Callable[[str], list[float]], theirs: Callable[[str], list[float]]
 ) -> Iterator[Metric]:
-    """Yield the percentiles of both sides. Each side answers each question once, in turn with the other side."""
+    """Yield the time percentiles of Tidemark and tantivy. Each system in turn answers each question once."""
     times, peers = [], []
     for question in questions:
         found, expected = list[float](), list[float]()
@@ -77,7 +77,7 @@ def _compared(
 
 
 def _questions(lines: Sequence[str], count: int) -> Mapping[str, Sequence[str]]:
-    """Return distinct questions of each kind. The same lines give the same questions."""
+    """Return distinct questions of each kind. The same lines always result in the same questions."""
     random = np.random.default_rng(11)
     frequency = Counter(word for line in lines for word in {*_WORD.findall(line.lower())})
     common = [word for word, found in frequency.most_common() if found >= len(lines) // 100]

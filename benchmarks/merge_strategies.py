@@ -32,7 +32,7 @@ class Strategy(StrEnum):
     """One stable sort per column, from the last column to the first column."""
 
     K_WAY = "k-way"
-    """The columns are packed into the same keys. Pairs of sorted inputs are merged."""
+    """The columns are packed into 64-bit keys, as in `PACKED`. Pairs of sorted inputs are merged."""
 
 
 def positions(inputs: Sequence[pa.Table], order: SortOrder, strategy: Strategy) -> Positions:

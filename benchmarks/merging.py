@@ -60,7 +60,7 @@ _MERGE = (
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield rows per second of Tidemark's two ways and of the peers."""
+    """Yield rows per second of a distribution with a merge, of a merge of generations, and of the peers."""
     count = 2_000 if small else 1_000_000
     random = np.random.default_rng(1)
     base = events(random.permutation(count), 1)

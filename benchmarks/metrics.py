@@ -93,7 +93,7 @@ def in_turns(works: Sequence[Callable[[], object]], runs: int) -> list[float]:
 
 
 def beside(name: str, value: float, ours: float) -> Metric:
-    """Return a metric that compares the milliseconds of a peer to ours."""
+    """Return a metric that compares a peer's milliseconds with Tidemark's milliseconds."""
     return Metric(name=name, value=value, unit="ms", against="ours", ratio=ours / value)
 
 

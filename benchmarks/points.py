@@ -27,7 +27,7 @@ MOST_BYTES = 2**32
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The input of every system: the splits under `root`, as files and as our operation in JSON."""
+    """The input of every system: the splits under `root`, both as files and as a Tidemark operation in JSON."""
 
     root: Path
     files: tuple[str, ...]

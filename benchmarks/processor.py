@@ -18,8 +18,8 @@ _SET_CHILD_SUBREAPER = 36
 _PARENT, _FIRST_TIME, _AFTER_TIMES = 1, 11, 15
 """The positions of fields in `/proc/<pid>/stat`. The count starts after the name of the program.
 
-The fields contain the parent process and four time values. The last position is the field after the time values. The
-time values are user time and system time, first of the process, then of its children.
+The fields contain the parent process and four time values. The last position belongs to the field after the time
+values. The time values are user time and system time, first of the process, then of its children.
 """
 
 

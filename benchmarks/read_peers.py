@@ -43,7 +43,7 @@ def ducklake_queries(
 
 
 def lance_requests(name: str, ours_ms: float, rows: pa.Table, requests: Sequence[int | str], *, make: bool) -> Metric:
-    """Return Lance's times for lookups in the first column. A lookup finds one key, or ten rows for a text."""
+    """Return Lance's times for lookups in the first column. A lookup finds one key's row, or ten rows with a text."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.parquet"
         pq.write_table(rows, path)

@@ -34,7 +34,7 @@ COMMITS = 10
 COLD_AIM, WARM_AIM = 1 / 1.5, 1 / 0.2
 """Limits for our reader, relative to DataFusion's time.
 
-The limit is 1.5 times with empty caches, and 0.2 times after that.
+The limit is 1.5 times DataFusion's time with empty caches, and 0.2 times DataFusion's time after that.
 """
 
 

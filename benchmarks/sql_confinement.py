@@ -4,9 +4,9 @@ Each query runs in both releases in turn.
 
     python -m benchmarks.sql_confinement [seconds] [folder of another release]
 
-Each release has its own process, so other load affects both releases equally. After each pair, the other release runs
-first. The output contains the medians of the times. The releases are measured in pairs, and each pair has a difference.
-The output also contains the medians of these differences.
+Each release has its own process, so other load affects both releases equally. After each pair of measurements, the two
+releases change their order. The output contains the medians of the times. A pair contains one measurement of each
+release and gives one difference. The output also contains the medians of these differences.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROWS = 1_000
 
 def answer(folder: str) -> None:
     """Answer the queries that arrive one per line. Each answer contains the milliseconds that the query took."""
-    from storage_core.table import Table  # this imports from the measured release
+    from storage_core.table import Table  # this import loads the code of the measured release
 
     tables = {}
     schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("n", pa.int64()), ("s", pa.string())])

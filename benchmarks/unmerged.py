@@ -44,8 +44,8 @@ def measure(*, small: bool) -> Iterator[Metric]:
 def _lookups(uri: str, *, keys: int, gets: int) -> Iterator[Metric]:
     """Measure lookups.
 
-    The base and the generations have even keys in one range. Only Bloom filters and key columns can therefore exclude
-    an odd key.
+    The base and the generations have even keys in one range. Only Bloom filters and key columns can therefore exclude a
+    key that is an odd number.
     """
     shuffled = np.random.default_rng(1).permutation(keys) * 2
     each = min(_ROWS_OF_GENERATION, keys // (2 * GENERATIONS))

@@ -125,7 +125,7 @@ def _task_mib(process: Path) -> float:
 
 
 def _written(uri: str, rows: int, dimensions: int) -> tm.Table:
-    """Create a table of embeddings near a thousand points. Each split has some tens of megabytes."""
+    """Create a table of embeddings that are close to 1,000 random points. Each split has some tens of megabytes."""
     chance = np.random.default_rng(6)
     points = chance.standard_normal((1_000, dimensions), np.float32)
     schema = pa.schema([("id", pa.int64()), ("v", vector_type(dimensions))])

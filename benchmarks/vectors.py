@@ -50,11 +50,11 @@ FILTERS: Mapping[str, str] = {
 }
 """The rows of the last filter are far from most queries.
 
-The last filter selects the rows with the smallest values along one direction.
+The last filter selects the rows whose embeddings have the smallest components in one fixed direction.
 """
 RECALL_AIM, FILTERED_AIM, MS_AIM = 0.99, 0.98, 5.0
 COLD_AIMS = {"requests": 12, "waves": 3, "MiB": 8.0}
-"""The aims for a search in a segment.
+"""The maximum numbers for a search in a segment: requests, round trips and MiB.
 
 A search needs further requests to open the table and to read embeddings and rows.
 """

@@ -3,7 +3,7 @@
     make demo
 
 Every step materializes the assets that `make ui` shows, in the same Dagster instance. A second run changes no table.
-Each step finds in storage that it has no work, and the answers are the same.
+In the second run, each step finds no new work in the storage, and the tables return the same answers as before.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def write_planes(table: Table, narrator: Narrator) -> None:
 
 
 def ask(logs: Table, aircraft: Table, vocabulary: Table, narrator: Narrator) -> None:
-    """Answer the seven questions."""
+    """Print the answers to the demo's seven questions."""
     narrator.step("Ask", "Every answer is exact for one snapshot, however far the upkeep lags.")
     query = (
         "select date_trunc('hour', timestamp) as hour, count(*) as lines, count(*) filter (status >= 400) as errors "

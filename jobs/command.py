@@ -133,7 +133,7 @@ def _repeated(name: str) -> str:
 
 @interrupt_on_first_signal()
 def main(job: str, argv: Sequence[str] | None = None) -> int:
-    """Run a step with these arguments. Print its report, and return the exit code.
+    """Run a step with these arguments. Print the report of the step, and return the exit code.
 
     The arguments are parsed before Spark starts. An error in the arguments is therefore reported at once.
     """

@@ -2,8 +2,8 @@
 
 Each commit also stores the last ingested version. Tasks write splits of an append table, or parts for the regions of a
 keyed table. If Spark retries a task, the files of the first attempt become orphans. If a run ends early, the table
-contains only complete groups. Such a run may leave files that no commit references. The next run continues after the
-last committed group.
+contains only complete groups. A run that ends early may leave files that no commit references. The next run continues
+after the last committed group.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class DeltaIngest:
         return self.job.executor
 
     def plan(self) -> JobReport:
-        """Return the work that the next run would do. Cost: one GET per version of its first group."""
+        """Return the work that the next run would do. Cost: one GET per version of the first group."""
         log, group = self._look(frozenset())
         details: dict[str, object] = {"landing": self.spec.uri}
         if group is None:
@@ -321,7 +321,7 @@ def append_rows(batches: Iterator[pa.RecordBatch], item: Item) -> Answer:
 
 
 def put_rows(batches: Iterator[pa.RecordBatch], item: Item) -> Answer:
-    """Write one part per region, with a put per inserted row and a delete per key without an inserted row.
+    """Write one part per region. Inserted rows become puts. Keys with only removed rows become deletes.
 
     If the batches contain a row of a key, they must contain all rows of this key.
 

@@ -1,9 +1,9 @@
 """The process of a job: signals, the end of the parent process, and messages to Dagster Pipes.
 
-A job reacts only to the first SIGINT or SIGTERM. Later signals therefore do not interrupt its cleanup. A job often gets
-several signals. For example, a terminal sends Ctrl-C to all its processes, and Dagster forwards the signal. A person
-presses Ctrl-C twice, or a supervisor sends another signal after a timeout. No signal may prevent the release of a
-lease.
+A job reacts only to the first SIGINT or SIGTERM. Later signals therefore do not interrupt the cleanup of the job. A job
+often gets several signals. For example, a terminal sends Ctrl-C to all its processes, and Dagster forwards the signal.
+A person presses Ctrl-C twice, or a supervisor sends another signal after a timeout. No signal may prevent the release
+of a lease.
 
 A process can start a job for a run. When this process ends, the job ends too, because a killed process cannot end its
 children. Otherwise, the job would continue after Dagster has marked its run as failed and started another run. The job

@@ -81,7 +81,7 @@ def backfill(
 
     After a failed chunk, the other chunks still run. In a chunk with a failed window, the other windows still run. A
     second backfill of the same range does not repeat finished work. An earlier backfill run of this table may have lost
-    its process. Before the first chunk, the function marks such runs as failed.
+    its process. Before the first chunk, the function marks each run that lost its process as failed.
 
     Args:
         declaration: The table.

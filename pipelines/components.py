@@ -163,7 +163,7 @@ class _Project:
         _require_apart([each.declaration for each in self.tables])
 
     def automation(self, root: Path) -> Automation:
-        """Return the switches of the tables. Raises `InvalidInput` for an invalid `automation.yaml`."""
+        """Return the switches of all tables and raw logs. Raises `InvalidInput` for an invalid `automation.yaml`."""
         raw_logs = [each.declaration for each in self.raw_logs]
         return Automation([each.declaration for each in self.tables], raw_logs, read_automation(root), PREFIX)
 
@@ -229,7 +229,7 @@ def _declared(component: RawLogComponent, tables: Sequence[TableComponent], root
 def _project_of(context: ComponentLoadContext, component: _Declaring[Any]) -> _Project:
     """Return the components of the project. Without a folder of components, return only this component."""
     tree = context.component_tree
-    module: object = tree.defs_module  # if the component is alone, this is a placeholder
+    module: object = tree.defs_module  # for a component without a folder, the module is a placeholder
     if isinstance(module, ModuleType):
         return _read(tree, tree.state_tracker)
     if isinstance(component, TableComponent):

@@ -17,7 +17,7 @@ _IN_POSTGRES = re.compile(r"^[^#\n]*\bPostgresHistory\b", re.MULTILINE)
 
 
 def history_folder(root: Path, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the folder of Dagster's history for the declarations in `root`. Return None if it does not exist yet."""
+    """Return the folder of Dagster's history for the declarations in `root`, or None if there is no folder yet."""
     folder = Path(environment.get(DAGSTER_HOME) or root / ".dagster")
     return folder if (folder / "dagster.yaml").exists() else None
 

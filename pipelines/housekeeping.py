@@ -231,7 +231,7 @@ def build_raw_log_assets(raw_log: DeclaredRawLog) -> list[AssetsDefinition]:
 def distribution_reason(raw_log: DeclaredRawLog, instance: DagsterInstance) -> str | SkipReason:
     """Return the reason for a distribution, or a `SkipReason`. The function reads only listings and offsets.
 
-    If no chunk waits, a run may still be needed to update the check `nothing_is_missing`. This is the case if the gaps
+    If no chunk waits, a run may still be needed to update the check `nothing_is_missing`. The run is needed if the gaps
     in the check differ from the gaps in the stores.
     """
     with Spark() as spark:  # a dry run has no work for Spark, so Spark does not start

@@ -118,7 +118,7 @@ def home(root: Path | None = None, environment: Mapping[str, str] = os.environ) 
 def _is_ours(settings: Path) -> bool:
     """Return whether Tidemark created the settings.
 
-    These settings are a file, or a link from an older version of the package.
+    Tidemark creates the settings as a file. An older version of the package created a link.
     """
     if settings.is_symlink():
         return settings.readlink() != SETTINGS

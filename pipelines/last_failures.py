@@ -163,8 +163,8 @@ def _is_done_since(instance: DagsterInstance, key: AssetKey, at: float) -> bool:
 def _message_of(instance: DagsterInstance, run: DagsterRun, event: DagsterEvent, at: float) -> str:
     """Return the message of a failure. `said_by` formats the message.
 
-    If Dagster itself ended the run, return the last error that Dagster recorded for the run. If there is no such error,
-    return the last event of the run.
+    If Dagster itself ended the run, return the last error that Dagster recorded for the run. If Dagster recorded no
+    error for the run, return the last event of the run.
     """
     from dagster import DagsterEventType
 

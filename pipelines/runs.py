@@ -104,10 +104,10 @@ _MOST_ENDED = 500
 class ActiveRuns:
     """The runs that wait or run now, and the assets for which no new run may be requested.
 
-    If the step of an asset succeeded in a run, the asset is free. The run may still work on other assets. If the
-    process of a run has died, the run still counts as working until `dead_runs_sensor` marks it as failed. Dagster then
-    retries this run. An unfinished run that is older than a day is ignored, because Dagster probably did not record its
-    end.
+    If the step of an asset succeeded in a run, a new run of the asset may be requested. The earlier run may still work
+    on other assets. If the process of a run has died, the run still counts as working until `dead_runs_sensor` marks it
+    as failed. Dagster then retries this run. An unfinished run that is older than a day is ignored, because Dagster
+    probably did not record its end.
 
     Attributes:
         busy: The assets for which a run waits or works.
@@ -199,7 +199,7 @@ def process_tags() -> Mapping[str, str]:
 def process_of(run: DagsterRun) -> str:
     """Return the process of the run in the form of `storage_core.base.process`.
 
-    Return an empty text without such a tag.
+    If the run has no process tag of its own, return an empty text.
 
     A retry inherits the tags of the failed run. The tag of the retry therefore contains the process of the failed run
     until the retry sets its own tag.
@@ -270,7 +270,7 @@ def old_runs(instance: DagsterInstance, older_than_ms: int, clock: Clock) -> Ite
 
 
 def _shown_by_assets(instance: DagsterInstance, before: float) -> set[str]:
-    """Return the runs with results from before `before` that an asset or a partition still shows."""
+    """Return the runs with results older than `before` that an asset or a partition still shows."""
     return {run_id for key in instance.all_asset_keys() for run_id in _shown_by(instance, key, before)}
 
 
@@ -413,8 +413,8 @@ def _records(instance: DagsterInstance, begun: dt.datetime, long_ago: dt.datetim
 def unfinished(instance: DagsterInstance, keys: Iterable[AssetKey], names: Iterable[str]) -> set[str]:
     """Return the partitions that were not made, because an asset's last run failed or was cancelled.
 
-    Cost: three queries per asset, for any number of partitions. Each unsuccessful run of `tidemark backfill` on these
-        assets needs five more queries.
+    Cost: three queries per asset, for any number of partitions. Each unsuccessful run of `tidemark backfill` on the
+        given assets needs five more queries.
 
     Raises:
         Held: A run is working on one of the partitions.

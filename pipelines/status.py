@@ -354,8 +354,8 @@ def collect_all_statuses(
 
     The state of a table contains its error, which is not raised.
 
-    With `with_held`, the result also contains the reasons why each table keeps bytes. These reasons cost up to 33 more
-    requests per table.
+    With `with_held`, the result also contains the reasons why each table keeps bytes. Finding the reasons needs up to
+    33 more requests per table.
     """
     now = clock or SystemClock()
     for start in range(0, len(places), PARALLEL_TABLES):
@@ -389,7 +389,7 @@ def collect_status(place: StatusTarget, clock: Clock, *, with_held: bool = False
 
 
 def collect_missing_status(place: StatusTarget, clock: Clock) -> TableStatus:
-    """Return the state of a declared table that does not exist yet. Cost: the LISTs of its landing location."""
+    """Return the state of a declared table that does not exist yet. Cost: LIST requests for the landing location."""
     others = ExternalBacklogReader(None, place.landing, clock.now_ms())
     external = others.measure()
     return TableStatus(place=place, before=external, requests={"list": others.lists} if others.lists else {})

@@ -91,7 +91,7 @@ def write_whole(file: Path, text: str) -> None:
 Taken = dict[tuple[str, str], tuple[str, Path]]
 """The key is a field and the canonical form of its value.
 
-The entry is the value as written, and the file with this value.
+The entry contains the value of the field as written, and the declaration file that contains this value.
 """
 
 LOG = logging.getLogger(__name__)
@@ -279,7 +279,7 @@ def _require_apart(
 
     The landing location and the table can each come from this declaration or from an earlier declaration.
 
-    The locations of the table and of the landed files have the form of `with_locations_above`. Cost: one lookup for
+    The arguments `table` and `landing` are locations that `with_locations_above` returned. Cost: one lookup for
     each parent location.
     """
     if landing is not None and (table[0] in landing or landing[0] in table):

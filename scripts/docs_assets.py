@@ -26,7 +26,7 @@ class _Loads(HTMLParser):
         self.found: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Store the address from which a tag loads."""
+        """Store the addresses from which a browser loads files for this tag."""
         values = {name: value or "" for name, value in attrs}
         if tag == "link" and not _LINKS_THAT_LOAD & set(values.get("rel", "").split()):
             return
@@ -59,7 +59,7 @@ def foreign_assets(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the addresses on other hosts from which the site in a folder loads.
+    """Print the addresses on other hosts from which the site in a folder loads files.
 
     Return 1 if the site loads files from other hosts.
     """

@@ -82,7 +82,7 @@ def _with_plain_bars(row: re.Match[str]) -> str:
 
 
 def _parts(markdown: str) -> Iterator[tuple[str, bool]]:
-    """Yield the parts of a page. Each part has True if it is a fenced block."""
+    """Yield the parts of a page. With each part, yield True if the part is a fenced block, and False otherwise."""
     end = 0
     for fence in _FENCE.finditer(markdown):
         yield markdown[end : fence.start()], False

@@ -66,7 +66,7 @@ def _digest(lock: Path) -> str:
 
 
 def _stamp() -> dict[str, str]:
-    """Return the stamp of the environment. If no valid stamp exists, return an empty mapping."""
+    """Return the content of the environment's stamp file. If no valid stamp exists, return an empty mapping."""
     try:
         found = json.loads(STAMP.read_text())
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -89,7 +89,7 @@ def _make(lock: Path, *, usable: bool) -> None:
     install(PYTHON, "--require-hashes", "--no-build-isolation", "-r", str(lock))
     install(PYTHON, "--no-deps", "--no-build-isolation", "-e", str(ROOT))
     if sys.dont_write_bytecode:
-        compiler = [str(PYTHON), "-m", "compileall", "-qq", "-j", "0"]  # compileall calls templates invalid Python
+        compiler = [str(PYTHON), "-m", "compileall", "-qq", "-j", "0"]  # compileall reports errors in template files
         subprocess.run([*compiler, str(ENVIRONMENT / "lib"), *(str(ROOT / each) for each in OURS)], check=False)
 
 

@@ -31,7 +31,7 @@ _ROW = re.compile(r"^\| `([a-z_.]+)` \|.*\| (.*) \|$", re.MULTILINE)
 
 
 def means() -> Iterator[tuple[str, str, str | None]]:
-    """Yield every field of a table and every part of a group. Each has a name, a meaning and a default.
+    """Yield every field of a table and every part of a group. Each yielded tuple has a name, a meaning and a default.
 
     If a field is not a setting, its default is None. A page then describes this default in its own words.
     """
@@ -44,7 +44,7 @@ def means() -> Iterator[tuple[str, str, str | None]]:
 
 
 def with_rows(page: str) -> str:
-    """Return the page with the current rows of fields. Rows with other names do not change."""
+    """Return the page with the current meanings and defaults of its fields. Rows with other names do not change."""
     known = {name: (about.replace("|", r"\|"), usual) for name, about, usual in means()}
 
     def row(found: re.Match[str]) -> str:

@@ -366,7 +366,7 @@ class Table:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The snapshot that reads use."""
+        """The snapshot from which this table reads."""
         return self._view.snapshot
 
     @property

@@ -4,11 +4,11 @@
 
     python -m tests.planted_faults [SEED] [TEXT]
 
-A fault breaks one promise. A promise is a row of docs/guarantees.md, a law of docs/spec.md, or a row of
-docs/architecture/lessons.md. A fault contains the name of the function that implements the promise. Therefore a fault
-stays valid if the function moves to another module. The program plants each fault in a copy of the tree. The tests of
-the fault then run as in the check, at half the scale and with the cases that SEED draws. At least one of these tests
-must fail. TEXT selects the faults whose promise contains this text.
+Each fault breaks one documented guarantee, called a promise. A promise is a row of docs/guarantees.md, a law of
+docs/spec.md, or a row of docs/architecture/lessons.md. A fault contains the name of the function that implements the
+promise. Therefore a fault stays valid if the function moves to another module. The program plants each fault in a copy
+of the tree. The tests of the fault then run as in the check, at half the scale and with the cases that SEED draws. At
+least one of these tests must fail. TEXT selects the faults whose promise contains this text.
 
 The program prints a line per fault. The exit code of the program is 1 if the tests miss a fault.
 """

@@ -1,9 +1,11 @@
 """The three tiers of tests.
 
-- First: `make test` runs these tests. The first tier shows the product to a user who runs the tests for the first time.
-- Extended: `make check` runs these tests, too. The extended tests start Spark or Dagster, simulate, or try generated
-  cases. Matrices of kills, damage, attacks, processes or sizes belong here as well (`LONG` lists them by reason).
-- Nightly: only `make nightly` runs these tests. `make check` runs one representative of each group (`NIGHTLY`).
+- First tier: `make test` runs these tests. The first tier shows the product to a user who runs the tests for the first
+  time.
+- Extended tier: `make check` also runs these tests. The extended tests start Spark or Dagster, simulate, or try
+  generated cases. Matrices of kills, damage, attacks, processes or sizes belong here as well (`LONG` lists them by
+  reason).
+- Nightly tier: only `make nightly` runs these tests. `make check` runs one representative of each group (`NIGHTLY`).
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 NEEDS_SECONDS_TO_START = frozenset({"spark", "dagster"})
-"""Markers and fixtures that make a test extended."""
+"""A test with one of these markers or fixtures is in the extended tier."""
 
 SPEAK_FOR_THE_PRODUCT = frozenset(
     {
@@ -143,7 +145,7 @@ LONG = {
         }
     ),
 }
-"""Files that are extended for other reasons. Each of these files takes more than ten seconds."""
+"""Files in the extended tier, by a reason that is not a fixture. Each of these files takes more than ten seconds."""
 
 
 NIGHTLY = {
@@ -187,7 +189,7 @@ def is_nightly(file: str, test: str) -> bool:
 def tier_of(file: str, text: Callable[[], str]) -> str | None:
     """Return the tier that all tests of a file have, "extended" or "first", or None if it differs by test.
 
-    A test file contains the names of the fixtures that make its tests extended. So the function calls `text` to read
+    The names in `NEEDS_SECONDS_TO_START` occur in the text of a test file. So the function calls `text` to read
     the file.
     """
     if any(each.startswith(f"{file}::") for each in SPEAK_FOR_THE_PRODUCT):

@@ -50,7 +50,7 @@ def main() -> int:
 def _end(code: int) -> NoReturn:
     """End the process in the same way as Python, but without the cleanup of loaded modules."""
     atexit._run_exitfuncs()  # noqa: SLF001  # no public function does this
-    for each in filter(None, (sys.stdout, sys.stderr)):  # None if the process has no such stream
+    for each in filter(None, (sys.stdout, sys.stderr)):  # a stream is None if the process has no stdout or stderr
         each.flush()
     os._exit(code)
 

@@ -78,7 +78,7 @@ Data: TypeAlias = pa.Table | pa.RecordBatchReader
 
 
 class Form(StrEnum):
-    """A type of rows. The value of each member is the name of the type in settings."""
+    """A type of Python object that contains rows. The value of each member is the name of the type in settings."""
 
     ARROW = "arrow"
     READER = "reader"

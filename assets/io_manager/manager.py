@@ -257,10 +257,10 @@ def condition_of(table: Shape, definition: Partitions, keys: Sequence[str], colu
 def _grouped(
     parts: Sequence[Mapping[str, str]], plain: Sequence[str], timed: Sequence[str]
 ) -> list[tuple[list[str], list[tuple[str, ...]]]]:
-    """Return groups of time keys and values. Each time key of a group occurs with each value of the group.
+    """Group partitions by time keys and values. Each group contains all pairs of its time keys and values.
 
-    A value contains the keys of the other dimensions. One condition can therefore cover all times and values of a
-    group.
+    A value contains the partition's keys of all dimensions except time. One condition can therefore cover all times and
+    values of a group.
     """
     by_values: dict[tuple[str, ...], list[str]] = {}
     for part in parts:

@@ -1,4 +1,4 @@
-"""Programs for the Pythons of peers (`benchmarks.peers`). These Pythons do not have the project's packages.
+"""Programs for the Python environments of peers (`benchmarks.peers`). The environments lack the project's packages.
 
-Each prints JSON.
+Each program prints JSON.
 """

@@ -52,7 +52,7 @@ _LEFT_OUT: Final = (
 )
 """Dependencies that Spark already has.
 
-In `org`, these are all dependencies except Reactive Streams and Hadoop's packages for S3.
+The patterns for `org` match all dependencies except Reactive Streams and Hadoop's packages for S3.
 """
 
 _SETTINGS: Final = {

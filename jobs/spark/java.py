@@ -133,7 +133,7 @@ def folder(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def no_settings() -> Path:
-    """Return a folder without settings for `SPARK_CONF_DIR`, so that an archive matches.
+    """Return a folder without settings for `SPARK_CONF_DIR`, so that Java can use the class-data archive.
 
     Raises `Unavailable` if other users may write to this folder.
     """

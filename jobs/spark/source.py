@@ -253,8 +253,8 @@ def freeze_gc_in_daemon() -> None:
     """In a Spark worker, exclude all existing objects from Python's garbage collection.
 
     Spark's daemon makes every worker run a garbage collection after each task. If a collection examined the imported
-    modules, it would be as slow as a read of a few hundred thousand rows. A garbage collection would also free no
-    module. Outside a Spark worker, this function does nothing.
+    modules, it would be as slow as a read of a few hundred thousand rows. A garbage collection could also not free any
+    module, because the worker still uses the modules. Outside a Spark worker, this function does nothing.
     """
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     if spec is not None and spec.name == _DAEMON:
@@ -296,7 +296,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def change_schema(columns: StructType) -> StructType:
-    """Return the columns for changes of rows with these columns (see `read.changes`)."""
+    """Return these columns and the additional columns that describe a change (see `read.changes`)."""
     return StructType(
         [
             *columns.fields,
@@ -453,10 +453,10 @@ def _limit_of(limit: ReadLimit) -> Limit | None:
             return None
 
 
-# Writes. Tasks write splits, and the driver commits the splits once. The options of a batch can contain an application
-# and a number. The commit of the batch then also contains the application and the number. For a stream, the id of the
-# query and the number of the micro-batch identify a micro-batch. The checkpoint of the query stores the id. If Spark
-# runs a micro-batch again after a failure, its rows are added only once.
+# Writes. Tasks write splits, and the driver commits the splits once. The options of a batch can contain the id of an
+# application and the number of the batch. The commit then also stores the application id and the batch number. For a
+# stream, the id of the query and the number of the micro-batch identify a micro-batch. The checkpoint of the query
+# stores the id. If Spark runs a micro-batch again after a failure, its rows are added only once.
 
 
 _QUERY = "sql.streaming.queryId"

@@ -37,7 +37,7 @@ from storage_core.log.job_run import TaskFailure
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Limits of small work.
+# The limits up to which the work of a job counts as small.
 #
 # A job executes small work in its own process, because this is faster than a start of Spark (decision 0039).
 
@@ -252,7 +252,7 @@ LOG = logging.getLogger(__name__)
 
 _PARTS_OF_ROWS = "spark.sql.leafNodeDefaultParallelism"
 _EVERY_ROW = 1_000_000  # there are never more partitions than rows
-# On every kind of Spark, a range has one partition per slot, but at most one per row.
+# On every kind of Spark, a range has one partition per slot, but at most one partition per row.
 _PARTITIONS = "SELECT spark_partition_id() FROM range(4096)"
 
 Item = Mapping[str, Any]
@@ -351,7 +351,7 @@ class Spark:
         if with_delta:
             from jobs.spark.delta import (
                 require_delta,
-            )  # this imports Delta's log, which other steps do not need
+            )  # the module imports Delta's log, which other steps do not need
 
             require_delta(self._session, self._master)
         return self._session

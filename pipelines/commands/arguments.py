@@ -70,8 +70,8 @@ def reject_combined(option: str, others: Mapping[str, object], *, why: str) -> N
 def duration_ms(option: str, text: str | None) -> int | None:
     """Return the milliseconds of a duration such as `0`, `90m`, `24h` or `7d`. None stays None.
 
-    Declarations use the same format, but only here a number must have a unit. Without a unit, a reader might not know
-    that the number means seconds.
+    Declarations use the same format, but accept a number without a unit. An option needs the unit, because a reader
+    might not know that a number means seconds.
 
     Raises:
         InvalidInput: The text is not a duration. The message contains the name of the option.

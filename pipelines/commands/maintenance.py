@@ -262,8 +262,8 @@ def publish(
 
     Programs that read Delta or Iceberg can then read the table. The command rewrites no row. The command writes
     metadata next to the table, and this metadata refers to the files of the table. After changes, run the command
-    again. You can also declare `publish`, so that an asset runs it. For a keyed table, the command publishes only
-    merged rows.
+    again. You can also declare `publish`, so that an asset publishes the table. For a keyed table, the command
+    publishes only merged rows.
 
     Example: tidemark publish clicks --format delta
     """

@@ -97,7 +97,7 @@ class _Live:
     added_ms: Ints
 
     def take(self, places: Ints | Flags) -> _Live:
-        """Return the splits at these positions, in the order of the positions. With flags, return the marked splits."""
+        """Return the splits at these positions, in the order of the positions, or the splits that the flags mark."""
         columns = (self.window, self.merges, self.bytes, self.rows, self.added_ms)
         return _Live(*(column[places] for column in columns))
 

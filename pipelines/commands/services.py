@@ -241,8 +241,8 @@ def spark(
     """Keep Spark running for the jobs of this user.
 
     This Spark accepts only jobs from this machine that have its token. Only this user can read the token. A job with
-    different code, Java or credentials starts its own Spark. The first start stores Spark's classes in an archive. This
-    takes half a minute. `status` exits with 5 if jobs would not use this Spark.
+    different code, Java or credentials starts its own Spark. The first start stores Spark's classes in an archive.
+    Creating the archive takes half a minute. `status` exits with 5 if jobs would not use this Spark.
 
     Example: tidemark spark up
     """

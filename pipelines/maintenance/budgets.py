@@ -114,7 +114,7 @@ def choose(
 def quiet(name: str, own: Budgeted, of_all: Budgeted, now_ms: int) -> str | None:
     """Return a text about the quiet hours that include this time, or None.
 
-    The text contains the hours and their owner.
+    The text contains the quiet hours. The text also shows whether the hours belong to the table or to all tables.
     """
     found = ((who, each) for who, each in ((name, own), (ALL, of_all)) if each.is_quiet(now_ms))
     return next((f"quiet_hours {each.quiet_hours} of {who}" for who, each in found), None)
@@ -215,9 +215,9 @@ class _Budgets:
 
 
 def _begins(piece: int, limits: Sequence[BudgetState]) -> bool:
-    """Return whether a piece that has waited may begin.
+    """Return whether the budgets allow a waiting piece to run now.
 
-    If the piece may not begin, reserve the rest of the budgets for this piece.
+    If a budget does not allow the piece, reserve the rest of this budget for the piece.
     """
     short = [each for each in limits if not each.takes(piece)]
     for each in short:
@@ -228,8 +228,8 @@ def _begins(piece: int, limits: Sequence[BudgetState]) -> bool:
 def _part(pieces: Sequence[int], most: int, left: int, least: float) -> int:
     """Return the total bytes of the pieces that fit, or 0.
 
-    The function returns the total bytes if they reach `least`, which is enough for a separate run. The function also
-    returns the total bytes if every piece of at most `max_bytes` bytes fits.
+    The function returns the total bytes if they reach `least`, which is enough for a separate run. A piece with more
+    than `max_bytes` bytes never fits. The function also returns the total bytes if all other pieces fit.
     """
     fitting = sum(pieces[place] for place in within(pieces, left))
     is_all = fitting == sum(piece for piece in pieces if piece <= most)
@@ -237,5 +237,5 @@ def _part(pieces: Sequence[int], most: int, left: int, least: float) -> int:
 
 
 def _alone(pieces: Sequence[int], most: int, limits: Sequence[BudgetState]) -> bool:
-    """Return whether all pieces are larger than a budget and the largest piece may begin."""
+    """Return whether all pieces are larger than `max_bytes`, and the budgets allow the largest piece to run now."""
     return min(pieces) > most and all(each.takes(max(pieces)) for each in limits)

@@ -281,7 +281,7 @@ class PendingWorkFinder:
 
 
 def build_upkeep_sensor(jobs: Sequence[Job], upkeep: PendingWorkFinder, automation: Automation) -> SensorDefinition:
-    """Return the sensor, which may request runs of `jobs` and maintains the tables of `maintenance`."""
+    """Return the sensor, which may request runs of `jobs` and maintains the tables of `upkeep`."""
     left_out = sum(not automation.looks_after(each) for each in automation.tables)
     return SensorDefinition(
         name=f"{automation.prefix}{UPKEEP_SENSOR}",

@@ -46,7 +46,7 @@ class Authority:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Return the host and port that a `Host` header contains, or an origin without its scheme.
+        """Parse the value of a `Host` header, or an origin without its scheme, into a host and a port.
 
         Return None if the text is invalid.
         """

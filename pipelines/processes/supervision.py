@@ -173,8 +173,8 @@ def _signal(group: int, number: int = 0) -> bool:
 def _end_with_parent(number: signal.Signals) -> Callable[[], None] | None:
     """Return a function that a child process calls before it starts the program.
 
-    The child process then gets the signal when its parent process ends. This setting remains when the child process
-    becomes the program.
+    The child process then gets the signal when its parent process ends. The setting stays in effect when the child
+    process executes the program.
     """
     if sys.platform != "linux":
         return None

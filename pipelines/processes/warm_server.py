@@ -163,7 +163,7 @@ def _process(
 
 
 def _wait(process: subprocess.Popen[bytes], server: WarmServer, file: Path) -> None:
-    """Wait until the server accepts connections. Then write the server's file. Raises `Unavailable`."""
+    """Wait until the server accepts connections. Then write `server` to `file`. Raises `Unavailable`."""
     until = time.monotonic() + START_SECONDS
     while not server.answers:
         if process.poll() is not None or time.monotonic() > until:

@@ -6,7 +6,7 @@ The program is `python -m pipelines.processes.webserver`. The program adds two p
   `report/written` therefore links to the report on this webserver.
 - A guard against pages of other sites (decision 0040). A browser sends the requests of any page to any address. An
   attacker's host name may also point to the loopback address. The guard checks headers that only the browser sets and
-  that a page cannot change. The checked headers are `Host`, `FileOrigin`, `Sec-Fetch-Site` and the content type.
+  that a page cannot change. The checked headers are `Host`, `Origin`, `Sec-Fetch-Site` and the content type.
   Programs send neither `Origin` nor `Sec-Fetch-Site`, so the guard does not affect them.
 """
 
@@ -45,7 +45,7 @@ _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 _CONTENT = frozenset({"application/json", "application/graphql"})
 """Content types that a page of another site may send only with a permission. The guard does not give this permission.
 
-A form of a page cannot send these types.
+An HTML form cannot send a request with one of these content types.
 """
 
 
@@ -170,7 +170,7 @@ _NO_REPORT = "No report is written yet: materialize the asset report/written, or
 
 
 def app_of(context: WorkspaceProcessContext, report: Path, hosts: Iterable[str] = ()) -> Starlette:
-    """Return Dagster's application, guarded against other sites, with the report file at `REPORT_PATH`.
+    """Return Dagster's application behind a `BrowserGuard`, with the report file at `REPORT_PATH`.
 
     If the report is missing, the answer explains how to write a report. `hosts` contains the names under which people
     reach the webserver. The names of the loopback address are always valid.

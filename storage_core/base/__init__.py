@@ -1,1 +1,1 @@
-"""Modules that all folders use: errors, text, time, the process, limits. They import no other folder."""
+"""Modules that all folders use: errors, text, time, the process, limits. The modules import no other folder."""

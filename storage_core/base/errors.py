@@ -108,7 +108,7 @@ class WriterFenced(Fenced):
 
 
 class CopiedProcess(Fenced):
-    """The writer or lease belongs to another process. This process is a copy of that process, made by fork().
+    """The writer or lease belongs to another process. This process is a copy of the owner process, made by fork().
 
     Nothing was done. Open a new writer or lease in this process.
     """
@@ -277,7 +277,7 @@ _ADVICE: Final = {
 }
 
 REFUSED: Final = frozenset({*_ADVICE, errno.ENAMETOOLONG, errno.EMLINK, errno.EXDEV, errno.ENOENT, errno.ENOTDIR})
-"""Numbers of system errors. After one of these errors, the call has certainly changed nothing.
+"""The `errno` codes of refusals. After an error with one of these codes, the call has certainly changed nothing.
 
 After any other error, for example a network error, the call may have taken effect.
 """
@@ -364,7 +364,8 @@ def out_of_memory(error: BaseException) -> bool:
 
     The function checks the class of the error first, because the text may quote a query or a value. The function uses
     the text only if the class has no other meaning. For an `OSError` without a number, the result is True only if the
-    text has DuckDB's prefix. Arrow streams raise such errors, because they keep only the text of an error.
+    text has DuckDB's prefix. Arrow streams raise an `OSError` without a number, because the streams keep only the text
+    of an error.
     """
     match error:
         case MemoryError():
@@ -381,7 +382,7 @@ def out_of_memory(error: BaseException) -> bool:
 def typed(subject: str, *, with_file: bool = False) -> Iterator[None]:
     """Raise `Unavailable` with the name `subject` if the system refuses something inside the block.
 
-    A thread that the system refuses to start also counts.
+    The function also raises `Unavailable` if the system refuses to start a thread.
 
     Args:
         subject: The name of the object that the block works on.
@@ -403,5 +404,5 @@ def named_file(error: Exception) -> str:
 
 
 def failure_of(error: BaseException) -> OSError:
-    """Return an `OSError` for the refusal that the error describes."""
+    """Return the error as an `OSError`. If the error contains no other reason, the reason is ENOMEM."""
     return error if isinstance(error, OSError) else refusal_in(str(error)) or _NO_MEMORY

@@ -1,13 +1,13 @@
 """The current process: its identity, locks, private folders and temporary files.
 
 - **Identity**: a writer or lease belongs to the process that opened it. A writer or lease does not belong to a copy
-  that fork() makes of this process (decision 0011). `HomeProcess` detects such a copy.
+  that fork() makes of this process (decision 0011). `HomeProcess` detects that a process is a copy made by fork().
 - **Headroom**: `check_free_resources` runs before native code. `check_free_resources` checks that the system grants the
   files and the address space that the native code needs.
 - **Private folders**: only this user can write to a private folder. The folders contain data that a process trusts
   later: programs, settings, tokens, cached bytes.
-- **Temporary files**: `scratch_folder` is the only source of temporary files. Each temporary folder has a lock. With
-  the lock, a later process can recognize and remove the folders of a killed process.
+- **Temporary files**: only the function `scratch_folder` creates temporary files. Each temporary folder has a lock.
+  With the lock, a later process can recognize and remove the folders of a killed process.
 - **Lease holders**: `holder_of` returns a text that identifies the holder of a lease. With this text, other processes
   can recognize a dead holder.
 
@@ -346,7 +346,7 @@ def holder_of(run_id: str | None, process: int | None = None) -> str:
 def is_dead(holder: str) -> bool:
     """Return True if the holder was a process of this machine and has ended.
 
-    Return False if the function cannot find this out.
+    Return False if the function cannot determine whether the holder has ended.
     """
     place, _, started = holder.rpartition("@")[2].rpartition("/")
     place, _, process = place.rpartition("/")

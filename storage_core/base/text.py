@@ -102,7 +102,8 @@ def choice_of(subject: str, value: object, choices: Sequence[str]) -> str:
 
 _TAB = 4
 
-# Tidemark's own texts contain examples in advice and locations that are already shortened. These parts must not change.
+# Tidemark's own texts contain shortened locations, and example locations in the advice. The function `shortened` must
+# not change these locations.
 _OURS = r"/{0,2}(?:bucket/prefix|…@?…?[).,:;]*)?(?:[\s'\"]|$)"
 _LOCATION = re.compile(
     rf"([A-Za-z][A-Za-z0-9+.-]{{0,20}}:/|//|(?<![^\s'\"])[^\s'\"/:]*:(?=[^\s'\"]*@))(?!{_OURS})[^\s'\"]*"

@@ -125,7 +125,7 @@ class Changes:
 
 
 COPIED_ROWS: Final = 1_000
-"""Minimum number of rows for COPY. Fewer rows are inserted with INSERT, together with the other statements."""
+"""Minimum number of rows for COPY. Below this number, INSERT adds the rows together with the other statements."""
 ANEW_ROWS: Final = 20_000
 """If at least this number of rows is added, indexes are dropped and created again.
 
@@ -255,7 +255,7 @@ def remove_table(connection: Connection, table_id: str, uri: str) -> None:
 def apply(connection: Connection, before: TableEntry, version: int, actions: Sequence[Action]) -> TableEntry | None:
     """Apply one version to the table in the catalog, and return the new entry of the table.
 
-    Returns None and changes nothing if the catalog does not have the version directly before.
+    If the catalog does not have the version directly before `version`, the function returns None and changes nothing.
 
     Raises:
         Corrupt: The version is not later than the one before it.

@@ -198,10 +198,10 @@ def _bound(maps: pa.MapArray, name: str, kind: pa.DataType) -> pa.Array:
 
 
 def _objects(maps: pa.MapArray, columns: Columns | None, *, raw: bool | None = None) -> pa.Array:
-    """Return each map as a JSON object. The keys are column positions, or the keys of the map without `columns`.
+    """Return each map as a JSON object. With `columns`, the keys of the object are column positions.
 
-    Null stays null. Values are JSON if `raw` is True, and text if it is False. If `raw` is None, the type of the column
-    decides.
+    Without `columns`, the object has the keys of the map. Null stays null. Values are JSON if `raw` is True, and text
+    if `raw` is False. If `raw` is None, the type of the column decides.
     """
     first, stop = (maps.offsets[0].as_py(), maps.offsets[-1].as_py()) if len(maps) else (0, 0)
     keys, items = maps.keys.slice(first, stop - first), maps.items.slice(first, stop - first)
@@ -332,7 +332,7 @@ class TableEntry:
         return {name: value for name, value in asdict(self).items() if name not in _SETTINGS}
 
     def settings(self) -> dict[str, Any]:
-        """Return values for the columns of `tables` that depend on protocol, schema and configuration."""
+        """Return the values of a row in `tables` that depend on protocol, schema and configuration."""
         config = self.config
         return {
             **{name: getattr(self, name) for name in _SETTINGS},

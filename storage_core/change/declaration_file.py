@@ -268,7 +268,7 @@ def read_automation(root: Path) -> AutomationDeclaration:
 
 
 def is_text(given: str | Path) -> bool:
-    """Return whether this is not a path but the text of a declaration, which `text_of` returns."""
+    """Return whether the argument is the text of a declaration (see `text_of`), and not a path."""
     return str(given).startswith("{")
 
 

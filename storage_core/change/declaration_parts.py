@@ -291,8 +291,8 @@ class LandingDeclaration(Closed):
     on_new_field: str = "quarantine"
     on_type_conflict: OnTypeConflict = "quarantine"
     max_new_fields: int = MOST_NEW_FIELDS
-    # The code version of assets contains the text of this model. Without `repr=False`, such a field would change the
-    # code version of every table.
+    # The code version of assets contains the text of this model. Without `repr=False`, each of the following fields
+    # would change the code version of every table.
     queue: str | None = Field(default=None, repr=False)
     list_every: Milliseconds | None = Field(default=None, repr=False)
     max_rejected: _Share = Field(default=_MAX_REJECTED.default, repr=False)  # type: ignore[assignment]  # a number

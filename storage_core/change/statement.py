@@ -181,7 +181,7 @@ class Assignments:
         chosen = ", ".join(f"({each.sql})" for each in self.expressions.values())  # expressions could read an alias
         text = f"SELECT {place}, {chosen} FROM {TABLE}"  # noqa: S608  # expressions were checked
         errors = query_errors("update", (), limits, columns=rows.column_names)
-        given = Rows(numbered.schema, lambda: _batches(numbered))  # a sandbox keeps no session for rows in memory
+        given = Rows(numbered.schema, lambda: _batches(numbered))  # for rows in memory, a sandbox keeps no session
         with errors, Source(numbered.schema.empty_table(), fetched=given).answer(text, limits) as result:
             answer = pa.Table.from_batches([*result], result.schema)
         if answer.num_rows != rows.num_rows:
@@ -224,7 +224,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The rows found in a split, and the `hidden` rows that were deleted at that time."""
+    """The rows found in a split. `hidden` contains the rows that were already deleted during the search."""
 
     hidden: BitMap
     rows: BitMap
@@ -333,7 +333,7 @@ class Statement:
         return [*entries, *adds, *(() if self.txn is None else (self.txn,))]
 
     def _found(self, head: Snapshot) -> Sequence[Found]:
-        """Return the rows found on this head, ordered by path.
+        """Return the rows found in the snapshot `head`, ordered by the path of the split.
 
         Splits that have not changed since the last search are not read again.
         """
@@ -514,5 +514,5 @@ class _Columns:
 
 
 def _are_alike(one: Sequence[Found], other: Sequence[Found]) -> bool:
-    """Return True if both sequences contain the same found rows. Rows that were already deleted may differ."""
+    """Return True if both sequences contain the same found rows. The function ignores rows deleted earlier."""
     return [(each.split.path, each.rows) for each in one] == [(each.split.path, each.rows) for each in other]

@@ -2,9 +2,9 @@
 
 So the compaction commits, and the rows stay deleted. Otherwise each delete would force a new plan, and a compaction of
 a table with frequent deletes would never end. Lesson 26 only requires that no delete is undone. The order of a merge
-depends only on its inputs. The carry-over computes the order again from the sort columns of the inputs. The order
-determines the position of each row in the outputs. A check compares the values of the deleted rows in the inputs and in
-the outputs.
+depends only on its inputs. The module computes the order of the merge again from the sort columns of the inputs. The
+order determines the position of each row in the outputs. A check compares the values of the deleted rows in the inputs
+and in the outputs.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class CarryOver:
 
     If rows were deleted from the inputs, this function hides the same rows in the outputs.
 
-    If the last row of an input is superseded or deleted, the input leaves the table. All of its rows then count as
-    deleted. The checks of the commit handle inputs that were removed for another reason.
+    If the last row of an input is superseded or deleted, the input leaves the table. All rows of the input then count
+    as deleted. The checks of the commit handle inputs that were removed for another reason.
 
     Raises:
         CommitConflict: deleted rows were restored, or no split is left to replace.

@@ -244,7 +244,8 @@ Floats = npt.NDArray[np.float64]
 _STEPS = 4
 """Number of samples of each input per part.
 
-With this number of samples, the rows between two possible cuts of the merge fill at most half of a part.
+A part of a merge can end only at certain positions. With this number of samples, the rows between two consecutive
+positions fill at most half of a part.
 """
 
 _MOST_TASKS = 64
@@ -473,9 +474,9 @@ def _packed(edges: Ints, weights: Floats, bounds: Bounds, *, all_equal: bool) ->
 
 
 def _cells(edges: Ints, weights: Floats, bounds: Bounds, *, all_equal: bool) -> Iterator[Ints]:
-    """Yield the positions in each input at which the order can be cut.
+    """Yield the possible ends of parts. Each end is an array with one position per input.
 
-    A cut is between keys, or within a key that has too many rows.
+    A part ends between two keys, or within a key that has too many rows.
     """
     for number in range(1, edges.shape[1]):
         first, end = edges[:, number - 1], edges[:, number]
@@ -486,7 +487,7 @@ def _cells(edges: Ints, weights: Floats, bounds: Bounds, *, all_equal: bool) -> 
 
 
 def _within(first: Ints, end: Ints, weights: Floats, bounds: Bounds) -> Iterator[Ints]:
-    """Yield the cuts between rows of one key. These rows are ordered by input, and within an input by row."""
+    """Yield the possible ends of parts within one key. The rows of a key are ordered by input, then by row."""
     reached, since = first.copy(), first.copy()
     for number in range(len(first)):
         while reached[number] < end[number]:

@@ -77,9 +77,9 @@ class Runs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MergeOrder:
-    """The order as runs, and a mask of the output rows whose key differs from the row before.
+    """The order of the output rows as `Runs`, and a mask of the rows whose key differs from the previous row.
 
-    A split may begin at these rows.
+    A split may begin at each row that the mask marks.
     """
 
     runs: Runs
@@ -111,8 +111,8 @@ def order_of(
 ) -> MergeOrder:
     """Return the sort order of the rows of all inputs. Rows with equal keys keep the order of the inputs.
 
-    The inputs need not be sorted. The stable sort is faster for sorted inputs (decision 0016). If there are no sort
-    columns, every row begins a key. Memory is about 40 bytes per row.
+    The inputs need not be sorted. The stable sort is faster for sorted inputs (decision 0016). Without sort columns,
+    each row counts as a new key. Memory is about 40 bytes per row.
 
     Args:
         columns: a function that returns a sort column of every input, or None for an input without this column. A
@@ -228,7 +228,7 @@ class Route:
 
 
 def route(positions: Positions, rows: int) -> Route:
-    """Return the mapping of `rows` rows. Raise `Corrupt` (MC-1) unless each row has exactly one place."""
+    """Return the `Route` of a merge with `rows` rows. Raise `Corrupt` (MC-1) unless each row has exactly one place."""
     places = np.full(rows, _NULL, np.int64)
     inside = bool(np.all((positions >= 0) & (positions < rows)))
     if inside:
@@ -260,7 +260,7 @@ def require_same_values(name: str, inputs: Sequence[pa.Array], way: Route, taken
 
 
 def same_values(inputs: Sequence[pa.Array], way: Route, taken: pa.Array) -> bool:
-    """Return whether the output `take_sandbox` contains each value of the concatenated inputs at the position in `way`.
+    """Return whether `taken` contains the values of the concatenated inputs in the order of `way`.
 
     Numbers, embeddings and times are compared bit by bit. Strings and dictionaries are compared by value. Other nested
     values are compared by a 64-bit hash.
@@ -289,7 +289,7 @@ def _places_in(dictionary: pa.Array, columns: Sequence[pa.DictionaryArray]) -> W
     firsts, start = [], 0
     for column in columns:
         own = column.dictionary
-        # identified by its address, because the chunks of a row group share a dictionary
+        # The key contains the address of the dictionary, because the chunks of a row group share a dictionary.
         key = (_address(own), own.offset, len(own))
         if key not in distinct:
             distinct[key] = own, start

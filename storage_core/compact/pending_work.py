@@ -6,8 +6,8 @@ The debt of a table is computed from the plans of the jobs themselves:
 - what the retention would remove (`planner.plan_expiry`)
 - the splits that made a merge fail, and that a compaction skips for some time (`mergeskip`)
 
-Three users need a plan of the next run: the run itself, callers that check for pending work, and the debt.
-The three users of the plan use the same rule. A run consists of pieces. A piece is a merge, or a set of splits to
+Three parts of the program need a plan of the next run: the run itself, the checks for pending work, and the measurement
+of pending work. All three parts use the same rule. A run consists of pieces. A piece is a merge, or a set of splits to
 rewrite in windows of another duration. This module selects the pieces for the run and for the budget. A run therefore
 reads exactly the bytes that the budget grants (decision 0037).
 """

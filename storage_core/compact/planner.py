@@ -119,7 +119,7 @@ def _window(start: int, found: Sequence[Add]) -> ExpiredWindow:
 
 
 HIGH_DELETE_SHARE = 1 / 3
-"""The maximum share of deleted rows in a split. A split with a larger share is rewritten.
+"""The maximum share of deleted rows in a split. A split with a larger share of deleted rows is rewritten.
 
 Up to this share, a query reads at most 1.5 times the rows that it needs. A rewrite copies at most two rows per deleted
 row.
@@ -200,7 +200,7 @@ def _candidates(
 
 
 def _scopes(files: pa.Table, table_id: str) -> tuple[Codes, list[Scope]]:
-    """Number the scopes of the splits in the order of their parts. Return the scope of each number."""
+    """Return the number of each split's scope, and the list of the scopes in the order of the numbers."""
     texts = [pc.fill_null(files.column(name), "") for name in _SCOPE_TEXTS]
     columns = [*texts[:-1], _without_names(texts[-1]), files.column("windowSeconds")]
     packed = keys.pack([codes(column) for column in columns], len(files))

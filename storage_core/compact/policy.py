@@ -17,14 +17,14 @@ A split that is older than two days is merged only with other splits older than 
 
 A group of a cold window is *finalized* if too many files are outside its sorted run. A group of a cold window is also
 finalized if more than a tenth of its bytes are outside the run. The whole group becomes one run of splits that do not
-overlap. The splits of the run have a number of merges that is above every merge level (decision 0015). The run consists
-of the splits with the greatest number of merges in the group. This number must be above `generations`. Splits that are
-added later have a smaller number. A merge by level that takes all splits of a group also finalizes the group.
+overlap. The splits of the run store a number of merges that is greater than every merge level (decision 0015). The run
+consists of the splits with the greatest number of merges in the group. This number must be above `generations`. Splits
+that are added later have a smaller number. A merge by level that takes all splits of a group also finalizes the group.
 
 A merge that is too large for one task is executed in parts (`execute.divide`). Each part reads every *run*. A run is a
-single split. A run can also consist of all splits with one number of merges, which is above the merge levels. If a
-group has more runs than a part can read, its oldest splits are first merged into runs. Each of these runs has its own
-number of merges (decision 0015).
+single split. A run can also consist of all splits with the same number of merges, if this number is greater than every
+merge level. If a group has more runs than a part can read, its oldest splits are first merged into runs. Each of these
+runs has its own number of merges (decision 0015).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ This number is above every merge level that can be configured.
 """
 
 LATE_SHARE = 1 / 10
-"""The maximum share of late bytes in a finalized group. A group with a larger share is finalized again.
+"""The maximum share of late bytes in a finalized group. A group with a larger share of late bytes is finalized again.
 
 So a finalization rewrites at most ten bytes per late byte.
 """
@@ -282,7 +282,7 @@ def _by_generation(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -
 
 
 def _ready(lane: Ints, bytes_: Ints, rules: Rules) -> Flags:
-    """Return for each row whether its lane has enough splits or enough bytes."""
+    """Return for each split whether the lane of the split has enough splits or enough bytes for a merge."""
     first = np.flatnonzero(np.diff(lane, prepend=-1))
     count = np.diff(first, append=len(lane))
     enough = np.add.reduceat(bytes_, first) >= rules.target_bytes if len(first) else first > 0
@@ -307,8 +307,9 @@ class _Parts:
 def _parts(splits: Splits, rows: Ints, lane: Ints, rules: Rules, *, most: int, to_target: bool = False) -> _Parts:
     """Divide each lane of splits into parts that one merge may read. A part has at most `most` splits.
 
-    The first part of a lane begins at the oldest split. A split that is too large for a merge forms a part alone. With
-    `to_target`, parts end at the target size. `lane` is ascending.
+    A lane is a set of splits that one merge may combine. The first part of a lane begins at the oldest split of the
+    lane. A split that is too large for a merge forms a part alone. With `to_target`, parts end at the target size.
+    `lane` is ascending.
     """
     place, end, size = np.arange(len(lane)), np.searchsorted(lane, lane, side="right"), splits.bytes[rows]
     stop = np.minimum(place + most, end)
@@ -330,9 +331,9 @@ def _parts(splits: Splits, rows: Ints, lane: Ints, rules: Rules, *, most: int, t
 def _room(values: Ints, most: int) -> Ints:
     """Return, for each position, the end of the longest slice that starts at this position.
 
-    A slice has a sum of at most `most`.
+    The values in a slice add up to at most `most`.
 
-    A slice has at least one element.
+    A slice has at least one element, even if this element is greater than `most`.
     """
     total = np.cumsum(values)
     return np.maximum(np.searchsorted(total, total - values + most, side="right"), np.arange(1, len(values) + 1))

@@ -177,8 +177,8 @@ def resource_of(wanted: WindowRange, window_seconds: int | None) -> str:
 
     There is one lease per first window. Two runs on overlapping ranges with different starts have different leases. At
     its commit, the second run then finds that its inputs were replaced. Two runs share a lease if the starts of their
-    first windows differ by a multiple of `LANES` windows. This limits the number of leases of a table. If ranges
-    consist of whole days, their starts differ by multiples of 24 or 96 windows. `LANES` is therefore a prime.
+    first windows differ by a multiple of `LANES` windows. The shared leases limit the number of leases of a table. If
+    ranges consist of whole days, their starts differ by multiples of 24 or 96 windows. `LANES` is therefore a prime.
     """
     if wanted.null_only:
         lane = NULL_WINDOW

@@ -62,7 +62,7 @@ REASONS = tuple(Reason)
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """A merge of the splits at these `rows` of the columns.
+    """A merge of splits. `rows` contains the positions of these splits in the columns of the policy.
 
     The oldest split comes first. Each output stores `merges` as its number of merges.
     """
@@ -135,7 +135,7 @@ def in_order(parts: Sequence[Merges]) -> Merges:
         merges=np.concatenate([each.merges for each in parts]),
         reason=np.concatenate([each.reason for each in parts]),
     )
-    # Rows are ordered by group, so the oldest split also determines the group.
+    # The positions of splits ascend by group. The order by the oldest split is therefore also an order by group.
     return whole.take(np.argsort(whole.rows[whole.first], kind="stable"))
 
 
@@ -169,7 +169,7 @@ OPERATION = "COMPACT"
 """The operation name of compaction commits in the log."""
 
 SKIP_OPERATION = "compact"
-"""The operation name of mergeskips that apply to compactions."""
+"""The operation name in the `mergeskip` actions that apply to compactions."""
 
 
 MOST_RUN_TARGETS = 64
@@ -281,7 +281,7 @@ _MOST_REASON = 500
 
 
 def skips_of(snapshot: Snapshot, adds: Iterable[Add], reason: str, now_ms: int) -> list[MergeSkip]:
-    """Return `mergeskip` actions for the inputs whose paths are in the reason.
+    """Return `mergeskip` actions for the inputs whose paths occur in the text `reason`.
 
     If the reason contains no path, return one `mergeskip` action for each input of the task. Each `mergeskip` action
     counts how often its split was skipped. If a split is removed from the table, its `mergeskip` action is removed as

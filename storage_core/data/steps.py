@@ -1,17 +1,17 @@
 """The catalog of maintenance steps: each step is declared here once (decision 0041).
 
 An entry contains the properties of a step that are fixed before the step runs. The fixed properties are the options of
-a step, its position in the chain of a table, and the texts of its asset. The step's job arguments, command, asset,
-sensor entry and schedule are derived from the entry. The table in docs/architecture/orchestration.md is also derived
-from the entries. Importing this module loads no library.
+a step, its position in the chain of a table, and the name and description of its asset. The step's job arguments,
+command, asset, sensor entry and schedule are derived from the entry. The table in docs/architecture/orchestration.md is
+also derived from the entries. Importing this module loads no library.
 
 To add a step:
 
 1. Write a dataclass of the step's options and the step's entry here. An entry with a `command` becomes a command of
    `tidemark`.
-2. Write `run_<name>(job)` in the module `home` of the entry. This module is in the folder that contains the work.
-   `job.carry_out` runs the loop of the step (`storage_core.log.job_run`). The arguments of `job.carry_out` are
-   functions that plan, predict, and do the work.
+2. Write `run_<name>(job)` in the module `home` of the entry. The module `home` is in the folder with the code that does
+   the work of the step. `job.carry_out` runs the loop of the step (`storage_core.log.job_run`). The arguments of
+   `job.carry_out` are functions that plan, predict, and do the work.
 3. Put larger work into a function with two arguments, a location and a work item. Mark the function with `as_task`.
    `job.map` runs the function in this process or in Spark.
 4. If the storage shows when the step has work, write `due_<name>(inputs)` in the same module and set `is_observable`.

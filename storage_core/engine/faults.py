@@ -1,8 +1,8 @@
 """Tidemark's own error texts for the faults that DuckDB finds in a statement.
 
-Messages never contain DuckDB's own text. `fault_of` translates the errors that users see. For every other error, it
-returns a general sentence. The sentence contains the place in the statement if the error contains this place. The
-library's error remains the cause of the raised error.
+Messages never contain DuckDB's own text. `fault_of` translates the errors that users see. For every other error,
+`fault_of` returns a general sentence. If DuckDB's error contains a position in the statement, the general sentence
+contains the same position. The library's error remains the cause of the raised error.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def syntax_fault(text: str, statement: str | None = None) -> str:
 
 
 def unknown_function(name: str) -> str:
-    """Return the fault of a function that does not exist."""
+    """Return the fault text for a call of an unknown function."""
     return f"unknown function {quoted(name)}. Use a function that DuckDB has"
 
 

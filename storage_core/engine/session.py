@@ -125,7 +125,7 @@ def session(
 
         connection = duckdb.connect(config=config)
     connection.execute("SET TimeZone = 'UTC'")
-    connection.execute("SET enable_progress_bar = false")  # otherwise a slow statement writes to standard output
+    connection.execute("SET enable_progress_bar = false")  # the progress bar would write to standard output
     # The pass `statistics_propagation` computes min and max from the bounds of one file. For floats, which may be NaN,
     # the pass returns NaN and -0.0 instead of the right values.
     connection.execute("SET disabled_optimizers = 'statistics_propagation'")

@@ -177,7 +177,7 @@ OF_ONE_ROW = words("""
     translate trim trunc try_strptime ucase unbin unhex unicode upper url_decode url_encode week weekday
     weekofyear xor year yearweek | || ~ ~~ ~~* ~~~
 """)
-"""Functions that always return the same value for a row. The query text limits the length of the result."""
+"""Functions that always return the same value for a row. The query text limits how long the results can be."""
 
 
 # The tree of DuckDB's parser for a text, and the error for a refused text.
@@ -201,7 +201,7 @@ def nodes_of(tree: Any) -> Iterator[Node]:
 
 
 def called_on(call: Node) -> list[str]:
-    """Return the names before the name of a function.
+    """Return the qualifying names that precede the function name in a call.
 
     For example, the parser treats the column in `s.repeat(3)` as a schema.
     """
@@ -343,7 +343,7 @@ def text_of(expression: Node) -> str:
 
 
 def parser() -> duckdb.DuckDBPyConnection:
-    """Return a cursor of this process's confined session, for the parser and the engine's own lists."""
+    """Return a cursor of this process's confined session, for parsing and for queries of DuckDB's own lists."""
     return _parser(os.getpid()).cursor()
 
 
@@ -660,7 +660,7 @@ def _refused(value: object, what: str) -> Iterator[None]:
 
 
 def _described(value: object) -> str:
-    """Return a description of a value for which DuckDB has no literal, and advice about other values."""
+    """Describe a value for which DuckDB has no literal, and advise which values to use instead."""
     match value:
         case int():
             return f"{quoted(value)}. Give an integer of at most 127 bits"

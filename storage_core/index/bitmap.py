@@ -32,7 +32,7 @@ from storage_core.data.rows.vectors import type_text
 from storage_core.data.settings.index import IndexDefinition
 from storage_core.index.damage import damaged
 
-_DAYS = 10**8  # A date in a condition is fewer days away from 1970. The microseconds of a later date would overflow.
+_DAYS = 10**8  # The limit for dates in conditions, in days from 1970. The microseconds of later dates would overflow.
 _COLUMNS = ["value", "offset", "length"]
 _MAGIC_BYTES = 8  # the magic number of an Arrow file with the padding after it
 
@@ -63,7 +63,7 @@ class ColumnValues:
 class ColumnBitmaps:
     """The values of a column and their bitmaps.
 
-    `read` takes ascending positions of bitmaps and returns the encoded bitmaps.
+    `read` is a function that returns the encoded bitmaps at the given positions. The positions are in ascending order.
 
     The methods raise the errors of `read`. For an invalid bitmap, the methods raise `Corrupt` with `where` in the
     message.

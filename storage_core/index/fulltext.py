@@ -48,7 +48,7 @@ _CHUNK_ROWS = 500_000
 _HEAP_BYTES = 1_000_000_000  # an upper bound: memory is allocated page by page as documents arrive
 _BATCH_ROWS = 10_000
 _ROOM_PER_TEXT = 4  # the bytes of memory that indexing takes per byte of text
-_SPARE_HITS = 64  # these additional hits often show that no other hit has the score of the last hit
+_SPARE_HITS = 64  # the number of additional hits, which often show that no other hit has the last hit's score
 _PAGE_HITS = 250_000
 _ROW_BITS = 32  # the row numbers of a split have at most 32 bits
 
@@ -242,9 +242,9 @@ def parse(
 
     - The text cannot be parsed, or it searches a column that the index does not have.
     - The text exceeds a limit of `text_queries`.
-    - The text is a query that an index cannot answer exactly. An index cannot exactly find any value of a column
-      (`request:*`) or the prefix of a phrase. An index also cannot exactly find a prefix of fewer than two characters
-      or of several words.
+    - The text is a query that an index cannot answer exactly. An index cannot exactly answer a query for every value of
+      a column (`request:*`) or for the prefix of a phrase. An index also cannot exactly answer a query for a prefix of
+      fewer than two characters or of several words.
 
     Args:
         text: The text of the query.
@@ -347,7 +347,7 @@ def tantivy_schema(definition: IndexDefinition) -> tantivy.Schema:
 
 
 def _chunks(rows: pa.Table, definition: IndexDefinition) -> Iterator[tuple[int, pa.Table]]:
-    """Yield pairs (first row number, rows) in order. The rows of each pair fit into one writer."""
+    """Yield pairs (first row number, rows) in order. The rows of each pair fit into the memory of one index writer."""
     pieces = max(1, -(-_text_bytes(rows, definition) // _CHUNK_TEXT_BYTES), -(-rows.num_rows // _CHUNK_ROWS))
     step = max(1, -(-rows.num_rows // pieces))
     for start in range(0, rows.num_rows, step):

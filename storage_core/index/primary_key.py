@@ -80,7 +80,8 @@ class Layout:
 def build(rows: pa.Table, key: Sequence[str]) -> dict[str, bytes]:
     """Return the files of a segment over these rows.
 
-    Takes about 50 bytes of memory per row. `bound` then binds the files to an object.
+    Takes about 50 bytes of memory per row. The function `bound` later adds checksums that include the identity of the
+    object.
     """
     return _files(HashedRows.of(_hashes(rows, key), stable=True))
 
@@ -112,7 +113,7 @@ def block(data: bytes | memoryview, layout: Layout, identity: str, *, where: str
 
 
 def is_valid_block(data: bytes | memoryview, layout: Layout, identity: str) -> bool:
-    """Return whether these are the bytes of a block of the object with this identity."""
+    """Return whether `data` is an intact block of the object with the identity `identity`."""
     stored = int.from_bytes(data[:_CHECKSUM], "little")
     return len(data) == layout.block_bytes and stored == xxhash.xxh3_64_intdigest(data[_CHECKSUM:], _seed(identity))
 
@@ -158,7 +159,8 @@ def _files(keys: HashedRows) -> dict[str, bytes]:
 def _hashes(rows: pa.Table, key: Sequence[str]) -> Hashes:
     """Return one hash per row.
 
-    A key with a null has the hash 0. Only other writers store such a key, and no lookup searches for it.
+    A key with a null has the hash 0. Only other writers store a key with a null, and no lookup searches for a key with
+    a null.
     """
     is_key: Mask = np.ones(rows.num_rows, np.bool_)
     for name in key:

@@ -3,8 +3,7 @@
 A segment uses the row numbers of the split over which it was built. When rows move, a translation records the new
 positions, and the segment is not rewritten. `RowTranslations` follows the translations from a segment to the live
 splits. A row has no position in three cases (decision 0019). A translation dropped the row, or the split of the row
-left the table. In the third case, a nearer segment covers the row. A nearer segment needs fewer translations to the
-live split.
+left the table. In the third case, another segment covers the row and needs fewer translations to the live split.
 
 `store_translation` stores a translation. `SegmentCache` keeps the unpacked files of segments.
 """
@@ -50,7 +49,7 @@ MapOf = Callable[[Translation], TranslationMap]
 """A function that returns the verified map of a translation. Raises the errors of `load_map`."""
 
 PartOf = Callable[[CoveredRows], BitMap]
-"""A function that returns the rows of a split that a segment over a part of the split covers.
+"""A function that returns the covered rows of a segment that covers only a part of a split.
 
 Raises the errors of `segments.load`.
 """
@@ -298,7 +297,7 @@ class SegmentCache:
         *,
         rows: BitMap | None = None,
     ) -> Path:
-        """Return the directory with the files of a possible segment over the split `add`, or over some of its rows.
+        """Return the directory of segment files built on demand for the split `add`, or for some of its rows.
 
         If the files are not cached, the builder of segments builds them from the rows, with one GET of the split.
         """

@@ -207,11 +207,11 @@ def _decoded(
 # Planning and executing merges (docs/architecture/indexes.md, decision 0019).
 #
 # Small segments of an index are merged into one, so that a search reads few segments. A merged segment covers the live
-# splits that contain rows of the old segments. If the old segments cover a split completely without other segments, the
-# merged segment covers the whole split. Otherwise the merged segment covers a part of the split. The rows get new
-# numbers, so earlier translations are no longer needed. No text is tokenized again. The number of rows of a segment
-# determines its tier. The tier is the logarithm of this number to the base `FACTOR`, rounded down. `FACTOR` segments of
-# one tier become one segment of the next tier, so each row is written once per tier.
+# splits that contain rows of the old segments. If the old segments alone cover all rows of a split, the merged segment
+# covers the whole split. Otherwise the merged segment covers a part of the split. The rows get new numbers, so earlier
+# translations are no longer needed. No text is tokenized again. The number of rows of a segment determines its tier.
+# The tier is the logarithm of this number to the base `FACTOR`, rounded down. `FACTOR` segments of one tier become one
+# segment of the next tier, so each row is written once per tier.
 
 
 FACTOR = 8
@@ -351,8 +351,8 @@ def _separable(covered: Coverage, group: Sequence[IndexSegment]) -> list[IndexSe
     """Return the segments with rows that can be identified by their origins.
 
     The rows of a part of a split came from other splits. These other splits are the origins of the part. A segment is
-    excluded if rows outside the part come from the same origins. A reader would mistake these rows for rows of the
-    part.
+    excluded if rows outside the part come from the same origins as the rows of the part. A reader would mistake these
+    rows for rows of the part.
     """
     kept = {each.path: each for each in group}
     while True:
@@ -488,9 +488,9 @@ class _Merging:
         return found
 
     def with_gone(self, covered: Sequence[CoveredSplit]) -> tuple[int, list[Renumbered]]:
-        """Return the number of rows in no split, and the result of `numbered`.
+        """Return the number of rows outside the covered splits, and the result of `numbered`.
 
-        Rows in no split get the last numbers.
+        Rows outside the covered splits get the last numbers.
         """
         first = gone = sum(each.count for each in covered)
         found = self.numbered(covered)

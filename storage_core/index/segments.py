@@ -403,7 +403,7 @@ def _create(store: ObjectStore, key: str, data: bytes) -> None:
 
 
 REBUILD_SHARE = 0.2
-"""The maximum share of a segment's rows that left the live splits. If the share is greater, the segment is rebuilt."""
+"""The maximum share of a segment's rows that left the live splits. Above this share, the segment is rebuilt."""
 
 MOST_MOVES = 8
 """The maximum number of moves of a row.
@@ -612,9 +612,9 @@ class _TranslationChain:
 class _Traces:
     """The state of the search that follows live splits back to segments.
 
-    `live_rows` contains, by path, the approximate number of live rows of each segment in use. `to_missing` contains
-    translations into the live split that is currently followed. These translations start at the origins of those rows
-    of the live split that no segment covers.
+    `live_rows` contains, by path, the approximate number of live rows of each segment in use. The search follows one
+    live split at a time. `to_missing` contains translations into this live split. The translations in `to_missing`
+    start at the splits from which the rows without a segment came.
     """
 
     nearest: Nearest
@@ -654,7 +654,7 @@ class _Traces:
         return _Traces(Nearest.of(found), into, rows)
 
     def again(self) -> _Traces:
-        """Return an empty state, before any split is followed."""
+        """Return the start state, which contains no results of a search."""
         return _Traces(self.nearest, self.into, self.rows)
 
     def follow(self, live: str) -> None:
@@ -676,7 +676,7 @@ class _Traces:
     def _behind(
         self, split: str, answered: frozenset[str], way: _TranslationChain
     ) -> Iterator[tuple[tuple[str, frozenset[str]], _TranslationChain]]:
-        """Yield the next splits to follow from a split. If a segment covers the whole split, yield no split.
+        """Yield the splits from which the rows of `split` came, unless one segment covers the whole split.
 
         `answered` has the origins of rows that a part nearer to the live split covers. These origins are not followed.
         """

@@ -227,7 +227,7 @@ def _analyzer(name: str) -> tantivy.TextAnalyzer:
 
 
 def _marker(name: str) -> tantivy.TextAnalyzer:
-    """Return a tokenizer that finds the same words, with their positions, in texts that are not `prepared`.
+    """Return a tokenizer that finds the index's words and their positions in texts that are not `prepared`.
 
     For n-grams, the tokenizer also returns shorter sequences of characters.
     """

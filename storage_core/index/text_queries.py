@@ -43,8 +43,8 @@ MAX_DEPTH = 100
 MAX_CLAUSES = 2_048
 MAX_BOOST = 1e9
 MAX_SLOP = 65_536
-MAX_ARRANGEMENTS = 2_048  # the arrangements of a phrase with slop. Each arrangement becomes one phrase query.
-MAX_MOVES = 2**18  # the maximum number of word moves that the search for arrangements tries
+MAX_ARRANGEMENTS = 2_048  # maximum number of arrangements of a phrase. Each arrangement becomes one phrase query.
+MAX_MOVES = 2**18  # maximum number of moves of words that the search for arrangements tries
 
 _WORD = re.compile(r"[^\W_]+")
 
@@ -138,13 +138,13 @@ def arrangements(words: Sequence[str], slop: int) -> Iterator[Sequence[tuple[int
 
 
 def _moves(words: Sequence[str], slop: int) -> Iterator[tuple[int, ...]]:
-    """Yield the possible combinations of word moves, with one move per word.
+    """Yield each possible combination of moves, with one move for each word of the phrase.
 
     The move of a word is a number of positions from 0 to `slop`. At least one move is 0, and no two words have the same
     position after their moves.
 
     Equal words keep their order, because another order of equal words would be the same arrangement. Raises
-    `ValueError` if the function would try too many moves.
+    `ValueError` if the function would try more than `MAX_MOVES` moves.
     """
     earlier = _earlier(words)
     moves: list[int] = []
@@ -202,7 +202,7 @@ def _too_many(words: Sequence[str], slop: int) -> ValueError:
 
 
 MOST_CHANGES: Final = 2
-"""The maximum number of changes of letters. A change adds, removes or replaces a letter, or swaps two adjacent
+"""The maximum edit distance. A change adds, removes or replaces a letter, or swaps two adjacent
 letters."""
 
 SHORTEST_PREFIX: Final = 2
@@ -507,7 +507,7 @@ class QueryBuilder:
                 _logger.warning("full-text query on index %s: %s", self.definition.name, reason)
 
     def _refuse_or_warn(self, reason: str, instead: str) -> None:
-        """Raise `ValueError` with the reason if the syntax is strict.
+        """Raise `ValueError` with the reason if the query uses the strict syntax.
 
         Otherwise log the reason, and how the search reads the text.
         """

@@ -7,9 +7,9 @@ that explains how to fix this.
 Rows of an append table: for each row that the Delta table removed, `hide_equal_rows` deletes one equal row.
 
 Rows of a keyed table: the rows are written as generations of the regions, together with an offset. The distribution of
-raw logs works in the same way. The PUT that adds the last generation of a group also advances the offset in the
-manifest of the region. If a run ended before its commit, the next run writes only the remaining regions. If another run
-has overtaken a run, the slower run fails and does not restore old rows.
+raw logs also writes generations of the regions together with an offset. The PUT that adds the last generation of a
+group also advances the offset in the manifest of the region. If a run ended before its commit, the next run writes only
+the remaining regions. If another run has overtaken a run, the slower run fails and does not restore old rows.
 """
 
 from __future__ import annotations

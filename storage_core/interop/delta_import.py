@@ -104,9 +104,9 @@ def _action(line: bytes) -> dict[str, Any]:
 
 
 def _as_delta_rs_reads(line: bytes) -> bytes:
-    r"""Return the line after the replacement of each escaped pair by the character that delta-rs reads.
+    r"""Replace each escaped surrogate pair in a line by the character that delta-rs reads, and return the line.
 
-    A surrogate pair is not an escaped pair if a backslash escapes its first backslash.
+    If another backslash escapes the first backslash of a pair, the function does not change the pair.
     """
 
     def read(found: re.Match[bytes]) -> bytes:

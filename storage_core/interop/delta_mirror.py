@@ -104,7 +104,7 @@ class DeltaFiles:
         nulls = add.nullCounts or {}
         parts = {
             "numRecords": str(add.numRecords or 0),
-            "tightBounds": "false",  # A deletion vector may hide the row with the bound, and long text is shortened.
+            "tightBounds": "false",  # A bound may belong to a deleted row, and bounds of long text are shortened.
             "minValues": _object(self._bounds(add.minValues or {}, is_least=True)),
             "maxValues": _object(self._bounds(add.maxValues or {}, is_least=False)),
             "nullCount": _object((name, str(nulls[name])) for name in self._counted if name in nulls),

@@ -408,7 +408,7 @@ def _files(root: str, name: str, actions: Sequence[Mapping[str, Any]]) -> Iterat
 
 
 def require_same_table(found: DeltaTable, table_id: str, where: str, version: int) -> None:
-    """Raise `InvalidInput` unless the table's rows come from this Delta table. The error explains how to fix this."""
+    """Raise `InvalidInput` unless the table's rows come from this Delta table. The error contains a remedy."""
     if found.id != table_id:
         raise InvalidInput(
             f"{where}: this is a different Delta table with the id {found.id}. The rows below version {version} come "

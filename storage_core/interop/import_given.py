@@ -45,7 +45,7 @@ class Source(Protocol):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns, with types of a table."""
+        """The columns of the source, with types that a table can have."""
         ...
 
     @property
@@ -136,7 +136,7 @@ class TableOptions:
         return {name: value for name, value in said.items() if value is not None}
 
     def require_same(self, config: TableConfig, uri: str) -> None:
-        """Raise `InvalidInput` if an option differs in an existing table. The error contains the first such option."""
+        """Raise `InvalidInput` if an option differs in an existing table. The error contains the first difference."""
         for what, wanted, found in self._compared(config):
             if wanted is not None and wanted != found:
                 raise InvalidInput(

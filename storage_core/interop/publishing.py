@@ -407,7 +407,8 @@ def advance_hint(
 ) -> None:
     """Set the hint to the number unless the hint has a later number. The cost is one GET and one PUT.
 
-    Another process may be faster. This is not an error, because the hint of that process is also valid.
+    If another process sets the hint first, the function raises no error, because the hint of the other process is also
+    valid.
     """
     try:
         blob = store.get(key)

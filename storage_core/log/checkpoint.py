@@ -84,8 +84,8 @@ from storage_core.store.pieces import NOT_CACHED, CachedPieces, Data, Piece
 class Recovery:
     """Fallbacks for unreadable objects of a state.
 
-    Each function gets the error of the failed read. The function returns the same content from a slower source, or
-    raises that error. None means that there is no fallback.
+    Each function gets the error of the failed read. The function returns the content of the object from a slower
+    source, or raises the error of the failed read. None means that there is no fallback.
     """
 
     splits: Recover | None = None
@@ -140,7 +140,7 @@ def write_part(
 
 
 def listed_part(store: ObjectStore, info: ProgressInfo, where: str, *, cached: CachedPieces) -> TransactionsPart:
-    """Return the part for the entry `info` of the state `where`. The call does not read the object of the part."""
+    """Return the transactions part for the entry `info` of the state `where`, without reading the part's object."""
     return TransactionsPart(info, partial(_read, store, info, where, cached))
 
 
@@ -521,7 +521,7 @@ def metadata_of(state: StateManifest, where: str) -> Metadata | None:
 
 
 class MetadataSearch:
-    """The search for metadata of states that other writers wrote without metadata.
+    """The search for the metadata that is missing in the state of another writer.
 
     The metadata is taken from the newest older state that contains metadata, else from version 0. Results are
     remembered. The search therefore adds at most one GET per older state, even if several states are tried. A damaged

@@ -89,7 +89,7 @@ def partition_schema(snapshot: Snapshot) -> pa.Schema:
 def bounds_of(
     files: pa.Table, *, schema: pa.Schema, partition_columns: Iterable[str], is_exact: bool = False
 ) -> ManifestBounds:
-    """Return the bounds of the splits in a table that becomes one manifest.
+    """Return the bounds of the splits in `files`, which are the entries of one manifest.
 
     Args:
         schema: The schema that contains the types of the partition values.
@@ -207,7 +207,7 @@ def _small(parts: tuple[Part, ...], rewritten: list[Part], manifest_entries: int
 def _sorted(table: pa.Table, partitions: pa.Schema) -> pa.Table:
     """Sort by partition value, window and path, so that a query reads few manifests.
 
-    Partition values are in the order of their type.
+    Partition values are ordered as values of their column's type, and not as text.
     """
     texts = ((pc.map_lookup(table.column("partitionValues"), each.name, "first"), each.type) for each in partitions)
     keys = [bound_keys(pa.concat_arrays([pa.array([], pa.string()), *found.chunks]), type_) for found, type_ in texts]
@@ -220,7 +220,7 @@ def _sorted(table: pa.Table, partitions: pa.Schema) -> pa.Table:
 MOST_LINES = 32
 """The maximum number of transactions that are stored as lines of the root.
 
-Every release can read such lines. Up to this number, the lines take almost no time.
+Every release can read these lines. Up to this number of lines, reading the lines takes almost no time.
 """
 
 ENTRIES_PER_OBJECT = 50_000
@@ -332,8 +332,8 @@ def write_checkpoint(
     """Ensure that the snapshot's version has a complete state, and that the hint is not older.
 
     Idempotent: a second call writes nothing. New manifests contain only the changes since the earlier state of the
-        snapshot. If the layout joins old manifests, they also contain the entries of these manifests. The caller
-        ensures that the earlier state still exists.
+        snapshot. If the layout joins old manifests, the new manifests also contain the entries of the old manifests.
+        The caller ensures that the earlier state still exists.
 
     Args:
         compact: True to rewrite all manifests.

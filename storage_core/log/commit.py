@@ -1,7 +1,7 @@
 """Commits: put-if-absent of the next version, rebase and retry (lessons 01 to 13).
 
 The version file is the commit. A commit becomes at most one version. After a failed attempt, the committer first reads
-the log to find out which commit has this version. After that, it tries the next version. The committer therefore
+the log to find out which commit has this version. The committer then tries the next version. The committer therefore
 resolves an unknown outcome by reading the log, and never undoes a write.
 """
 

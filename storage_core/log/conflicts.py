@@ -87,7 +87,7 @@ OF_VERSIONS = frozenset({PRUNING, RESTORES})
 FORGOTTEN: Final = "tidemark:forgotten"
 COMPACT_STATE: Final = "tidemark:compact-state"
 VERSION_APPS = (FORGOTTEN, COMPACT_STATE)
-"""The names of the log's own applications. The transactions contain versions, like the tokens of `OF_VERSIONS`.
+"""The ids of Tidemark's own applications. The transactions contain versions, like the tokens of `OF_VERSIONS`.
 
 A clone and a repaired table start a new numbering of versions. So these transactions are not copied to a clone or a
 repaired table.
@@ -270,11 +270,12 @@ def without_idle(actions: Sequence[Action], planned: Snapshot, head: Snapshot) -
 
     These actions are omitted:
 
-    - A segment with no row in a live split, even if its rows are followed through translations. No search could use the
+    - A segment whose rows are in no live split, even after all translations. No search could use the
       segment.
     - An action on an index that was dropped or redefined since the plan. The work on other indexes is kept.
     - A translation, if the head has no indexes.
-    - The removal of a translation that was already removed, or that is needed by a segment added since the plan.
+    - A `RemoveTranslation` for a translation that an earlier commit removed, or that a segment added since the plan
+      needs.
 
     Raises `CommitConflict` if no action is left.
     """
@@ -361,7 +362,7 @@ def _needed_since(planned: Snapshot, head: Snapshot) -> frozenset[str]:
 
 
 def check_segments(actions: Sequence[Action], planned: Snapshot, head: Snapshot) -> None:
-    """Raise `CommitConflict` if these segments, planned on `planned`, may not follow `head`.
+    """Raise `CommitConflict` if the segment actions conflict with the commits between `planned` and `head`.
 
     A conflict is one of these:
 
@@ -488,7 +489,7 @@ def _conflict(what: str, planned: Snapshot, head: Snapshot) -> CommitConflict:
 
 
 def check_splits(actions: Sequence[Action], planned: Snapshot, head: Snapshot) -> None:
-    """Raise an error if these adds and removes, planned on `planned`, may not follow `head`.
+    """Raise an error if the adds and removes conflict with the commits between `planned` and `head`.
 
     Raises:
         CommitConflict: A split was rewritten or removed, or its deleted rows changed.
@@ -718,7 +719,7 @@ def _check_fences(plan: Plan, head: Snapshot) -> None:
 
 
 def _check_transactions(plan: Plan, head: Snapshot) -> None:
-    """Check transactions against pruning.
+    """Raise an error if the transactions of a plan conflict with a pruning of transactions.
 
     A commit that was planned before a pruning must not record a transaction. A commit may prune only the transactions
     that its plan has seen.

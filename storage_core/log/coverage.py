@@ -2,8 +2,8 @@
 
 A segment numbers the rows of one split, or the rows of several splits in sequence (decision 0019). A compaction moves
 rows to other splits. The compaction stores the moves in a translation, so that the segment stays usable (decision
-0019). For example, a segment covers split A, and a translation moves the rows of A to split B. Then the segment covers
-these rows in B.
+0019). For example, a segment covers split A, and a translation moves the rows of A to split B. The segment then covers
+these rows in split B.
 
 The functions of this module use only the metadata in the log. The functions read no rows.
 """

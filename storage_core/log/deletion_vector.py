@@ -35,7 +35,7 @@ MAX_LENGTH = 1024
 # Nearly every path has this form. A path of this form needs no further check.
 PLAIN_PATH = r"[A-Za-z0-9_=-][A-Za-z0-9_.=-]*(?:/[A-Za-z0-9_=-][A-Za-z0-9_.=-]*)*"
 
-# The first path segments of internal objects of a table. Such objects are neither splits nor index segments.
+# The first path segments of internal objects of a table. The internal objects are neither splits nor index segments.
 MACHINERY = frozenset({"_transaction_log", "_mem_wal", "_gc", "_tags.json", "_probe", "_locks", "quarantine"})
 
 _PLAIN = re.compile(PLAIN_PATH, re.ASCII)

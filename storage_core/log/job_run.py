@@ -460,17 +460,17 @@ class TaskEnvironment:
 class Task(Protocol):
     """A task. `as_task` returns tasks.
 
-    Executors call the task with an item. The executor `InProcessExecutor` is an exception. `InProcessExecutor` calls
-    the wrapped function with its own place and the item.
+    Executors call the task with an item. The executor `InProcessExecutor` does not call the task. `InProcessExecutor`
+    calls the wrapped function with its own place and the item.
     """
 
     @property
     def __wrapped__(self) -> Callable[[TaskEnvironment, Item], Answer]:
-        """The wrapped function. Its arguments are a place and an item."""
+        """The wrapped function. The arguments of the wrapped function are a place and an item."""
         ...
 
     def __call__(self, item: Item) -> Answer:
-        """Return the answer to the item, including its request counts."""
+        """Execute the item, and return the answer with the request counts."""
         ...
 
 
@@ -486,7 +486,7 @@ def as_task(execute: Callable[[TaskEnvironment, Item], Answer]) -> Task:
 
 
 def as_text(rows: pa.Table) -> str:
-    """Return rows as text for items and answers. The text is an Arrow stream in base64."""
+    """Return rows as text that a work item or an answer can contain. The text is an Arrow stream in base64."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows)
@@ -731,7 +731,7 @@ class JobRun(Generic[Options]):
 
     @contextmanager
     def leased(self, plan: Callable[[Snapshot], Plan], resources: Sequence[str]) -> Iterator[Plan]:
-        """Plan on `before`, and hold the resources while the block works on that plan.
+        """Make a plan from the snapshot `before`, and hold the resources while the block runs.
 
         A dry run, or a run that has nothing to do, takes no lease. If the run had to wait for a lease, `before` becomes
         the newest snapshot, and the plan is made again. Raises the errors of `holding`.

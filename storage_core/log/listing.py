@@ -162,7 +162,8 @@ SPAN = 1_000
 CLOSE = 100
 """The maximum age, in versions, of a state that counts as close to the wanted version.
 
-If a state is this close, a search for a newer JSON checkpoint would cost more than it saves.
+For a state at most `CLOSE` versions before the wanted version, a search for a newer JSON checkpoint would cost more
+than it saves.
 """
 
 MOST_ABSENT_KEYS = 32
@@ -368,7 +369,7 @@ def _probed_beyond(store: ObjectStore, version: int) -> int:
 
 
 def _probed_state(store: ObjectStore, at: int) -> LogListing | None:
-    """Return a listing with the newest state at most `CLOSE` versions before `at`, on a local disk, or None."""
+    """Return a listing with the newest state of the `CLOSE` versions up to `at`, or None. Only for a local disk."""
     if _is_there(store, version_key(at)):
         for version in range(at, max(at - CLOSE, 0), -1):
             if _is_there(store, state_key(version)):
@@ -385,8 +386,8 @@ def reject_nested_table(store: ObjectStore, *, is_new: bool = False) -> None:
     If `is_new` is True, the location also must not have splits. Splits without a log belong to a table whose log was
     lost. The log of a new table would hide the loss.
 
-    The error contains the other table. If this process may not list a parent folder, the folder counts as a folder
-    without a table. A folder also counts as a folder without a table while another process creates the table.
+    The error contains the location of the other table. If this process may not list a parent folder, the folder counts
+    as a folder without a table. The function does not find a table that another process is creating.
 
     Cost:
         One LIST of the location, which finds tables among its first 1,000 objects, and one LIST for each of the 16

@@ -318,7 +318,7 @@ class LiveFiles(Mapping[str, Add]):
         return found | {add.path: add for add in chain.from_iterable(map(adds_of, tables))}
 
     def records_at(self, table: pa.Table, places: npt.NDArray[np.int64]) -> tuple[Add, ...]:
-        """Return the actions at these rows of `table`, in the order of `places`. A few thousand actions are cached."""
+        """Return the `Add` actions of the rows `places` of `table`, in order. A few thousand actions are cached."""
         paths: list[str] = table.column("path").take(pa.array(places)).to_pylist()
         known = self._made if self._records is None else self._records
         new = [place for place, path in zip(places.tolist(), paths, strict=True) if path not in known]
@@ -417,7 +417,7 @@ class LiveFiles(Mapping[str, Add]):
 
     @property
     def replacing(self) -> frozenset[str]:
-        """Additions that may replace an entry of the list.
+        """The paths of the `Add` actions that may replace an entry of the list.
 
         In a log of other software, any addition may replace an entry. In Tidemark's own logs, only an addition with a
         deletion vector may replace an entry.

@@ -5,8 +5,8 @@ The log is the only source of truth for the base of a table (docs/architecture/t
 
 A tag is a name that keeps a version readable, either permanently or until the tag expires. All tags of a table are in
 one small object, `_tags.json`, which is replaced by compare-and-swap. The collector finds every tag with one GET of
-that known key. The collector does not use a listing, because a listing may miss an object (lesson 49). This module
-reads and removes tags. `maintain.history` sets tags.
+`_tags.json`. The collector does not use a listing, because a listing may miss an object (lesson 49). This module reads
+and removes tags. `maintain.history` sets tags.
 
 An application can give its work a name and a number, for example `('nightly', 17)`. The log then commits the work once,
 even if the application sends it several times.

@@ -171,8 +171,8 @@ def _hinted(store: ObjectStore, at: int, load: _Load) -> Snapshot | None:
 
 def _derived(hinted: Checkpointed, load: _Load) -> Snapshot | None:
     loaded = load(hinted)
-    # In some logs, a state is itself a commit. A newer state may then exist without a version file. Only a LIST finds
-    # such a state.
+    # In some logs, a state is itself a commit. A newer state may then exist without a version file. Only a LIST finds a
+    # state without a version file.
     return loaded if loaded is not None and is_ours(loaded.protocol) else None
 
 
@@ -205,7 +205,7 @@ def _without_state(snapshot: Snapshot) -> Snapshot:
 
 
 def _loading(store: ObjectStore, cached: CachedPieces = NOT_CACHED) -> _Load:
-    """Return the loader of checkpoints for one open. The loader remembers the older metadata that it has read."""
+    """Return a checkpoint loader for one call that opens a log. The loader caches older metadata."""
 
     @cache
     def search() -> MetadataSearch:
@@ -243,7 +243,7 @@ _Seen = TypeVar("_Seen")
 
 
 def recovery(store: ObjectStore, version: int) -> Recovery:
-    """Return a fallback for the state of `version`. The fallback provides unreadable objects from another source.
+    """Return a fallback for the state of `version`. The fallback gets the content of an unreadable object elsewhere.
 
     The fallback first tries a JSON checkpoint of the same version. Older checkpoints help only while all version files
     after them exist.
@@ -312,8 +312,8 @@ def _from_checkpoint_of(store: ObjectStore, listing: LogListing, load: _Load, at
 def _unreachable(store: ObjectStore, listing: LogListing, found: Snapshot, wanted: int) -> NotFound | Corrupt:
     """Return the error for a listed version that cannot be reached.
 
-    In some logs, a state is itself a commit. If a state that is a commit is deleted, nothing shows that its version
-    existed.
+    In some logs, a state is itself a commit. If a state is also a commit, its deletion removes every trace of its
+    version.
     """
     shown = {*listing.versions, *(each.version for each in listing.checkpoints)}
     if is_ours(found.protocol) or wanted in shown:

@@ -62,7 +62,7 @@ class Transactions(Mapping[str, int]):
 
     @property
     def recent(self) -> Recorded:
-        """The transactions recorded and pruned since the state. No request."""
+        """The transactions that versions after the base state recorded or pruned. No request."""
         return self._recent
 
     @property
@@ -82,7 +82,7 @@ class Transactions(Mapping[str, int]):
             self._all = None
 
     def prune(self, app_id: str) -> None:
-        """Apply the next removal of the log."""
+        """Apply the next `RemoveTxn` action of the log."""
         self._recent[app_id] = None
         self._all = None
 
@@ -146,7 +146,7 @@ class Transactions(Mapping[str, int]):
 
 
 ANY_KIND = "*"
-"""The key for the common bounds of all kinds, if an object has too many kinds. Tidemark has no kind with this name."""
+"""The key of one pair of bounds for all kinds, if an object has too many kinds. Tidemark has no kind with this name."""
 
 PARALLEL_READS = 2
 
@@ -163,7 +163,7 @@ def kind_of(app_id: str) -> str:
 
 
 class Subjects:
-    """The subjects of some transactions.
+    """A filter that selects transactions by kind and subject.
 
     A transaction about a subject has the appId `<kind>:<subject>` or `<kind>:<subject>@…`.
     """
@@ -191,8 +191,8 @@ class Subjects:
         low, high = (each.partition(":")[2] for each in (least, most))
         if bisect_left(self._ordered, low) < bisect_right(self._ordered, high):
             return True
-        # A subject may come before `low` in sort order, while the transactions of the subject come after `low`. This
-        # order is possible only if `low` begins with the subject.
+        # A subject may sort before `low`, although an appId `<kind>:<subject>@…` sorts after `low`. The subject and its
+        # appIds can be on different sides of `low` only if `low` begins with the subject.
         return any(low[:length] in self._subjects for length in range(len(low)))
 
 
@@ -283,7 +283,7 @@ class ListedTransactions:
         }
 
     def about(self, subjects: Subjects) -> dict[str, Txn]:
-        """Return the transactions about these subjects. Reads the parts that may contain them, in parallel."""
+        """Return the transactions about these subjects. Reads parts that may contain these subjects, in parallel."""
         found: dict[str, Txn | None] = {}
         for recorded in self._read(part for part in self.parts if part.may_be_about(subjects)):
             found |= {app_id: txn for app_id, txn in recorded.items() if subjects.has(app_id)}
@@ -317,7 +317,7 @@ class Progress:
     translations: dict[str, Translation] = field(default_factory=dict)
 
     def apply(self, action: Action) -> None:
-        """Apply the next action of the log. Transactions and fences never decrease."""
+        """Apply the next action of the log. The versions of transactions and fences never decrease."""
         match action:
             case Txn():
                 self.txns.record(action)

@@ -192,7 +192,7 @@ def brings_rows(action: Action) -> bool:
 
 def _counted(version: int, actions: list[Action]) -> Written:
     info = commit_info(actions)
-    # If an add has a deletion vector and changed data, the add gives a live split a deletion vector and adds no split.
+    # An `Add` with `dataChange` and a deletion vector adds no split. This `Add` gives a live split a deletion vector.
     adds = [each for each in actions if isinstance(each, Add) and (not each.dataChange or each.deletionVector is None)]
     removes = [each for each in actions if isinstance(each, Remove)]
     segments = [each for each in actions if isinstance(each, IndexSegment)]

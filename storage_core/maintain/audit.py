@@ -170,7 +170,7 @@ def compactions(store: ObjectStore, snapshot: Snapshot, which: Selection) -> Ret
 class _Walk:
     """A walk through the log, from newer to older versions.
 
-    The walk stores the missing inputs and metadata of the compactions.
+    An instance records which compactions still lack inputs or metadata.
     """
 
     def __init__(self, which: Selection) -> None:
@@ -676,7 +676,7 @@ def require_ours(snapshot: Snapshot) -> None:
 
 
 def execute(store: ObjectStore, work: Work) -> Answer:
-    """Execute one work item of `audit` and return its answer. Makes the requests of the objects that it reads."""
+    """Execute one work item of `audit` and return its answer. Makes the requests that read the item's objects."""
     match work["kind"]:
         case "lineage":
             adds = read_actions(work["adds"], Add, "audit")

@@ -119,9 +119,9 @@ def _faults(split: OpenSplit, table: AuditedTable, written: AuditedTable, *, joi
 
 
 def _value_faults(split: OpenSplit) -> Iterator[Fault]:
-    """Yield the columns with unreadable values, and the other values of the first affected rows.
+    """Yield the columns with unreadable values, and the readable values of the first affected rows.
 
-    The condition of a statement can select these rows by their other values.
+    A statement can select the affected rows by a condition on their readable values.
     """
     rows = split.read()
     try:

@@ -2,8 +2,8 @@
 
 `log_check` checks the log, and `regions` checks the regions. This module checks the size of the live objects. If `deep`
 is set, the module also checks the content of these objects. This module also checks the collector's state and the
-quarantine, and lists unneeded objects and foreign keys. Objects that a shallow clone shares with its source count as
-objects of the clone.
+quarantine, and lists unneeded objects and keys that Tidemark does not know. Objects that a shallow clone shares with
+its source count as objects of the clone.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _content(store: ObjectStore, of: Reference, file: File, snapshot: Snapshot) 
 
 
 def check_rest(store: ObjectStore, listing: Listing, head: Snapshot | None) -> Iterator[Finding]:
-    """Yield the damage of the plan, the boundary and the quarantine, and yield the unknown keys.
+    """Yield findings for a damaged plan, boundary or quarantine object, and for unknown keys.
 
     One GET for each object.
     """
@@ -241,7 +241,7 @@ def fsck(store: ObjectStore, *, clock: Clock, deep: bool = False) -> Report:
     """Check the table in `store` and return all damage as findings. Writes nothing.
 
     Damage is a finding and never an error. The check reads the whole log and the unmerged records, and compares the
-    sizes of splits and segments. If `deep`, it also reads and hashes every object of a known kind.
+    sizes of splits and segments. If `deep`, the check also reads and hashes every object of a known kind.
 
     If a table does not have the writer feature `tidemark`, another program maintains its log. The check then reports
     only faults that stop a reader: a log that does not open, and missing live files.

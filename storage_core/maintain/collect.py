@@ -1,7 +1,7 @@
 """Garbage collection of one table. Only this code deletes objects of a table (docs/architecture/collection.md).
 
-Pass one marks the objects that no root references, and adds these objects to the collector's plan,
-`_gc/candidates.json`. Pass two deletes only objects that have been in the plan for the whole horizon.
+The first pass marks the objects that no root references, and adds these objects to the collector's plan,
+`_gc/candidates.json`. The second pass deletes only objects that have been in the plan for the whole horizon.
 
 The plan is one list. A new plan replaces the list by compare-and-swap. For each object, the list contains the time at
 which the object was first unreachable (lesson 43). The plan also contains a counter and a nonce, so two states of the
@@ -84,8 +84,8 @@ def replace_state(store: ObjectStore, key: str, data: bytes, *, etag: str | None
 def read_plan(store: ObjectStore) -> Plan:
     """Return the stored plan. One GET.
 
-    A plan that cannot be parsed counts as empty. The horizon of every object then starts again, so nothing is deleted
-    too early. Raises `Unsupported` for the plan of a newer release.
+    A plan that cannot be parsed counts as empty. If the plan is empty, every object must wait for the whole horizon
+    again, so nothing is deleted too early. Raises `Unsupported` for the plan of a newer release.
     """
     try:
         blob = store.get(gc_candidates_key())
@@ -101,7 +101,7 @@ def read_plan(store: ObjectStore) -> Plan:
 def merged_candidates(plan: Plan, unreachable: Iterable[Unreachable], *, now_ms: int) -> dict[str, Candidate]:
     """Return the current candidates. Known candidates keep their first time.
 
-    Reachable and deleted objects are dropped.
+    The result does not contain objects that are reachable or deleted.
     """
     found: dict[str, Candidate] = {}
     for each in unreachable:
@@ -119,11 +119,11 @@ def merged_candidates(plan: Plan, unreachable: Iterable[Unreachable], *, now_ms:
 def note_candidates(
     store: ObjectStore, plan: Plan, candidates: Mapping[str, Candidate], *, ids: Ids, now_ms: int
 ) -> tuple[Plan, int]:
-    """Replace `plan` with a plan that has these candidates. Return the new plan and the earlier of two current times.
+    """Replace `plan` with a plan that has these candidates. Return the new plan and a time.
 
-    The two times are `now_ms` and the store's timestamp of the new plan. If the first time of a candidate is after this
-    timestamp, it comes from a clock that was ahead. The function then replaces the first time of the candidate with the
-    timestamp. Otherwise nothing would be deleted until the store's clock reaches this time.
+    The returned time is the earlier of `now_ms` and the store's timestamp of the new plan. If the first time of a
+    candidate is after this timestamp, it comes from a clock that was ahead. The function then replaces the first time
+    of the candidate with the timestamp. Otherwise nothing would be deleted until the store's clock reaches this time.
 
     Cost:
         A PUT and a HEAD, and a second PUT if a first time is reduced. Raises the errors of `write_plan`.
@@ -191,9 +191,10 @@ def planned_for_deletion(store: ObjectStore, keys: Collection[str]) -> frozenset
     """Return the keys that are in the collector's plan. One GET.
 
     A sweep deletes only objects in its plan. The sweep writes the plan, waits for the horizon, and then reads the
-    roots. Some operations keep an object, for example the creation of a tag. Such an operation therefore writes its
-    root first. Then the operation reads the plan. If the plan does not contain the object, there are two cases. The
-    object is already deleted, or every later sweep sees the root.
+    roots. Some operations need an object that may be in the plan, for example the creation of a tag. An operation that
+    needs the object therefore first writes a root that references the object. Then the operation reads the plan. If the
+    plan does not contain the object, there are two cases. The object is already deleted, or every later sweep sees the
+    root.
     """
     candidates = read_plan(store).candidates
     return frozenset(key for key in keys if key in candidates)
@@ -214,7 +215,7 @@ def forgotten_chunks(plans: Iterable[Plan]) -> Mapping[str, int]:
 
 
 def note_forgotten(store: ObjectStore, keys: Sequence[str], *, ids: Ids, now_ms: int) -> None:
-    """Add existing objects to the plan as forgotten. Objects that are already marked keep their time.
+    """Add existing objects to the plan and mark them as forgotten. Objects that are already marked keep their time.
 
     A collector that runs concurrently stops.
 
@@ -378,9 +379,10 @@ def retry_if_collected(store: ObjectStore, look: Callable[[], _T]) -> _T:
     """Return the result of `look`, and retry if a concurrent collector deleted objects.
 
     Two collectors may overlap, or a paused collector may have lost its lease. A collector can then read the name of a
-    deleted object. This is not damage. A second call of `look` distinguishes this case from damage. If only an outdated
-    view needed the object, the second call does not read it. If the table really needs the object, the object is
-    missing again. The caller deletes nothing in either case.
+    deleted object. The name of an object that another collector deleted is not damage. A second call of `look`
+    distinguishes a deleted object from damage. If only an outdated view needed the object, the second call does not
+    read it. If the table really needs the object, the object is missing again. The caller deletes nothing in either
+    case.
 
     `look` must be idempotent. The function calls `look` again only after an error.
 
@@ -578,8 +580,8 @@ def collect(
     function removes expired tags. At the end, the run updates the manifests of regions. The run removes from the
     manifests all generations that were deleted before the run.
 
-    This machine's clock and the store's clock may show different times. The age of an object is measured with the
-    earlier time. A clock that is ahead therefore deletes nothing too early (lesson 48).
+    This machine's clock and the store's clock may show different times. The run measures the age of an object with the
+    clock that shows the earlier time. A clock that is ahead therefore deletes nothing too early (lesson 48).
 
     A read error is raised before anything is deleted.
 

@@ -460,7 +460,7 @@ def _contexts(head: Snapshot, splits: Sequence[Add]) -> list[SplitContext]:
     """Return the context for the rewrite of each split.
 
     The context has the order and windows of the split. If the split's order and windows do not fit the table, the
-    context has those of the table.
+    context has the order and windows of the table.
     """
     own = context_of(head)
     scopes = [scope_of(head.table_id, add) for add in splits]
@@ -527,7 +527,7 @@ def merge_regions(log: TransactionLog, head: Snapshot, found: HoldingObjects) ->
 
 
 def are_clean_states(store: ObjectStore, head: Snapshot, found: HoldingObjects, wanted: int) -> bool:
-    """Return whether the newest `due_runs` states exist and are clean.
+    """Return whether the newest `wanted` states exist and are clean.
 
     A clean state belongs to the version of the last `FORGET` or a later version. A clean state contains no tombstone,
     and no split that may have contained the rows. A split that was live in an older state may be deleted now, and a
@@ -680,7 +680,9 @@ class Forgetting:
         return judge, in_table.holding_objects(), [(each.raw, each.holding_chunks()) for each in in_raw]
 
     def _judging(self, head: Snapshot) -> RowCondition:
-        """Return the judge for this version. The judge stores the answers for objects that were already searched."""
+        """Return the `RowCondition` of this version. The `RowCondition` stores the answers for the objects already
+        searched.
+        """
         if self._judge is None:
             target = self.target
             self._judge = RowCondition(target.log.store, head, self.wanted, target.limits, target.verified)
@@ -693,7 +695,7 @@ class Forgetting:
         return merge_regions(self.target.log, head, found)
 
     def _ending(self, head: Snapshot, found: HoldingObjects) -> Ending:
-        """Return the parts of a version that contain the rows. Splits added since the search are read."""
+        """Return the parts of a version that contain the rows. Reads the splits that were added after the search."""
         splits = holding_splits(self.target.log.store, self._judging(head))
         found.splits |= {add.path for add in splits}
         segments = [*holding_segments(head, found, strict=True).values()]

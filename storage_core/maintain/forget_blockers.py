@@ -147,7 +147,7 @@ class Since:
         last = recorded.get(FORGOTTEN)
         own = {app: txn.version for app, txn in recorded.items() if app.startswith(f"{FORGOTTEN}:")}
         generations = {app.removeprefix(f"{FORGOTTEN}:"): version for app, version in own.items()}
-        if last is None or last.version > head.version:  # a clone of an earlier release has the record of another log
+        if last is None or last.version > head.version:  # a clone that an earlier release made has its source's record
             return Since(None, head.timestamp, {})
         return Since(last.version, last.lastUpdated or head.timestamp, generations)
 
@@ -245,7 +245,7 @@ class MetadataSearch:
         return max(forgot, default=self.since.version or 0)
 
     def _of_state(self, each: ParsedKey) -> bool:
-        """Return whether a state contains values of rows in the folder or the bounds of a split.
+        """Return whether a state contains values of forgotten rows, in a split's folder name or bounds.
 
         Only tables with partitions are checked.
         """
@@ -393,7 +393,7 @@ class BlockerSearch:
     now_ms: int
 
     def of(self, each: ParsedKey) -> Iterator[Held]:
-        """Yield the reasons that keep an object. There is at least one reason."""
+        """Yield the reasons why an object is kept. There is at least one reason."""
         told = [*self._of(each)]
         yield from told or [self._held(each, KeptBy.TABLE, _AGAIN)]
 
@@ -458,7 +458,7 @@ class BlockerSearch:
         return checkpoint.version >= retained.base.version or checkpoint.version in newest
 
     def _numbered(self, each: ParsedKey, version: int) -> Held:
-        """Return the reason that keeps the version file or the state of a version."""
+        """Return the reason why the version file or the state of a version is kept."""
         kept = self.marked.roots.retained.head.config.retained_states
         later = len({one.version for one in self._checkpoints if one.version > version})
         if later < kept:
@@ -484,7 +484,7 @@ class BlockerSearch:
         return self._by_version(each, ended)
 
     def _listing(self, each: ParsedKey, ended: int | None) -> Held:
-        """Return the reason that keeps a region manifest.
+        """Return the reason why a region manifest is kept.
 
         A manifest lists generations until they are deleted. After this, the manifest is kept as long as versions.
         """

@@ -27,7 +27,7 @@ class RawTable:
 
 
 class KeptBy(StrEnum):
-    """The reason that keeps an object with rows."""
+    """The reason why an object that contains the rows is kept."""
 
     TABLE = "table"
     """The table itself needs the object. `why` explains what to do."""

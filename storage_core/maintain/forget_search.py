@@ -100,7 +100,7 @@ class Memory:
         self._is_open = False
 
     def leave_open(self) -> None:
-        """Mark the next answer as open, because some records of the object can match only by keys found later."""
+        """Mark the next answer as open, because keys that are found later may match records of the object."""
         self._is_open = True
 
     def add(self, keys: pa.Table) -> None:
@@ -113,7 +113,7 @@ class Memory:
         return pa.concat_tables(self._keys) if self._keys else None
 
     def has_new_keys(self) -> bool:
-        """Return whether new keys were found since the last call. New keys can change open answers."""
+        """Return whether new keys were found since the last call. New keys can change the answers marked as open."""
         known = self.keys
         if known is None:
             return False
@@ -131,8 +131,9 @@ class Memory:
 class RowCondition:
     """A condition on rows of a table, for every schema of the rows.
 
-    For a keyed table, the judge also collects the keys of rows that matched the condition. A patch or a delete with one
-    of these keys belongs to a row that matched the condition. The record itself lacks the columns of the condition.
+    For a keyed table, a `RowCondition` also stores the keys of rows that matched the condition. A patch or a delete
+    with one of these keys belongs to a row that matched the condition. The record itself lacks the columns of the
+    condition.
     """
 
     store: ObjectStore
@@ -331,7 +332,7 @@ class Search:
 
     @staticmethod
     def of(store: ObjectStore, judge: RowCondition) -> Search:
-        """Return the search over all existing objects.
+        """Return a `Search` that covers all existing objects.
 
         So far, only the live splits of the judge's version are searched.
 
@@ -348,7 +349,7 @@ class Search:
         return search
 
     def search_objects(self) -> None:
-        """Search all objects without an answer.
+        """Search each object for which no answer is stored.
 
         If there are new keys, search the records that may have these keys again.
 
@@ -378,7 +379,7 @@ class Search:
         return found
 
     def live(self) -> None:
-        """Store the answers for live splits that come from the log, the indexes and the files.
+        """Search the live splits by the log, the indexes and the files, and store the answers.
 
         Makes the requests of `ByCondition`.
 
@@ -481,7 +482,8 @@ class Search:
 def holding_splits(store: ObjectStore, judge: RowCondition) -> list[Add]:
     """Return the live splits with rows that match the condition, at the version of `judge`.
 
-    Raises the errors of the reads. Makes the requests of `Search.live`, and one GET per split without an answer.
+    Raises the errors of the reads. Makes the requests of `Search.live`, and one GET for each split that `Search.live`
+    does not decide.
     """
     search, live = Search(store, judge, HoldingObjects(Listing({}, {}))), judge.snapshot.splits
     search.live()

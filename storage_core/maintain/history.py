@@ -369,7 +369,7 @@ def _with_columns(wanted: Metadata, head: Snapshot, target: Snapshot) -> Metadat
 
 
 def _as_wide(field: pa.Field, last: pa.Field | None) -> pa.Field:
-    """Return the column, with its last known type and nullability if they are wider."""
+    """Return the column. A wider type or nullability is taken from the last known version of the column."""
     if last is None:
         return field
     wide = field.with_type(last.type) if may_widen(field.type, last.type) else field
@@ -385,7 +385,7 @@ def _segments_back(store: ObjectStore, head: Snapshot, target: Snapshot) -> tupl
 
 
 def _translations_back(store: ObjectStore, head: Snapshot, target: Snapshot) -> tuple[Translation, ...]:
-    """Return the translations for segments of the older version. Translations of the head stay for a catch-up."""
+    """Return the translations for segments of the older version. The head keeps its translations for the catch-up."""
     if not target.config.indexes:
         return ()
     found = [target.translations[path] for path in sorted(target.translations.keys() - head.translations.keys())]
@@ -403,7 +403,8 @@ def _segments_deleted(
 ) -> tuple[IndexSegment, ...]:
     """Return two kinds of live segments.
 
-    The older version cannot use segments of the first kind. Segments of the second kind would cover a split twice.
+    One kind is the segments that the older version cannot use. The other kind is the segments that would cover a split
+    a second time.
     """
     alike = _indexes_alike(head, target)
     answered = {(each.index, split) for each in back for split in each.covers}
@@ -419,7 +420,7 @@ def _segments_deleted(
 
 def _indexes_alike(head: Snapshot, target: Snapshot) -> frozenset[str]:
     # After the older version, an index may have been dropped or redefined. A column name may also belong to another
-    # column now. The next catch-up builds the segments of such an index again.
+    # column now. The next catch-up rebuilds the segments of an index that was dropped or redefined.
     return frozenset(
         index.name
         for index in target.config.indexes

@@ -184,9 +184,9 @@ class VersionWalk:
 def _fitting(times: Sequence[int]) -> Iterator[bool]:
     """Yield True for each time that is in every longest increasing subsequence of the times, else False.
 
-    If a file is a copy under the key of another version, the longest increasing subsequences do not contain its time.
+    If a file is a copy under the key of another version, no longest increasing subsequence contains its time.
     If two files are swapped, the time of each file is missing in at least one longest increasing subsequence. The check
-    does not trust such files.
+    does not trust a copied or swapped file.
     """
     up = _growing(times)
     down = _growing([-time for time in reversed(times)])[::-1]
@@ -349,7 +349,7 @@ def _planned_on(lost: range, evidence: VersionEvidence | None) -> Iterator[Findi
 class PartOfStore:
     """A read-only view of a store with only the objects for which `shows` returns True.
 
-    The usual reader of the log then returns the result for a table that has only these objects.
+    A log reader that gets this view treats all other objects as missing.
     """
 
     def __init__(self, store: ObjectStore, shows: Callable[[str], bool]) -> None:
@@ -362,11 +362,11 @@ class PartOfStore:
         return self._store.uri
 
     def get(self, key: str) -> Blob:
-        """Return a shown object. Raises `NotFound`."""
+        """Return an object of this view. Raises `NotFound`."""
         return self._store.get(self._shown(key))
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
-        """Return bytes of a shown object. Raises `NotFound`."""
+        """Return bytes of an object of this view. Raises `NotFound`."""
         return self._store.get_range(self._shown(key), start, end)
 
     def head(self, key: str) -> ObjectInfo:
@@ -379,11 +379,11 @@ class PartOfStore:
         raise InvalidInput(f"{key}: this view of {self.uri} is read-only", key=key)
 
     def make_durable(self, key: str) -> None:
-        """Make a shown object durable."""
+        """Make an object of this view durable."""
         self._store.make_durable(self._shown(key))
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
-        """Yield the shown objects of a listing."""
+        """Yield the objects of a listing that belong to this view."""
         return (info for info in self._store.list(prefix, start_after) if self._shows(info.key))
 
     def delete(self, keys: Sequence[str]) -> Mapping[str, str | None]:
@@ -462,7 +462,7 @@ class _Checkpoints:
     def _wrong(self, checkpoint: Checkpointed) -> list[str]:
         """Return the fields in which a checkpoint differs from the version files."""
         found = self._load(checkpoint)
-        _ = dict(found.splits), dict(found.txns)  # loads all splits and transactions, which else load at first use
+        _ = dict(found.splits), dict(found.txns)  # otherwise splits and transactions would load at first use
         return self._against_versions(checkpoint.version, found)
 
     def _load(self, checkpoint: Checkpointed) -> Snapshot:
@@ -540,10 +540,10 @@ class PreservedLog:
 
 
 def kept_part(store: ObjectStore, check: LogCheck) -> PreservedLog | None:
-    """Return the longest part of the log that opens, or None if no part opens.
+    """Return the longest part of the log that can be opened, or None.
 
-    The part ends at the highest reachable version, and starts as early as possible. If the head opens, the part ends at
-    the head. Raises `Unsupported` for a log of a newer release.
+    The part ends at the highest reachable version, and starts as early as possible. If the newest version can be
+    opened, the longest part ends at the newest version. Raises `Unsupported` for a log of a newer release.
 
     Cost:
         The requests of opening two versions, for each attempt.
@@ -580,7 +580,7 @@ def _reach(base: int, versions: frozenset[int]) -> int:
 
 
 def older_splits(store: ObjectStore, check: LogCheck) -> list[Add]:
-    """Return the splits that only older versions reference. Uses the versions that still open.
+    """Return the splits that only older versions reference. Reads the versions that can still be opened.
 
     Cost:
         The requests of opening two versions, and one GET per version file. Memory: an action per split.

@@ -159,7 +159,7 @@ def done_lines(store: ObjectStore, snapshot: Snapshot) -> dict[Unit, set[int]]:
 def pending_entries(
     store: ObjectStore, snapshot: Snapshot, *, most: int | None = None, unneeded: list[str] | None = None
 ) -> Iterator[PendingEntry]:
-    """Yield every line and row in quarantine once. The entries of an object follow each other.
+    """Yield every line and row in quarantine once. The entries of one quarantine object are consecutive.
 
     Args:
         most: The most objects to read.
@@ -451,8 +451,9 @@ def retry(job: JobRun[RetryQuarantine], spec: LandingSpec | None) -> JobReport:
 
     The lines are parsed with the format of `spec` and the schema of the table. The rows that are valid now are added in
     one commit. Late rows stay late unless the rule accepts them now, or the run accepts late rows. The other lines stay
-    in quarantine with their new reason. A run stops reading after the object that makes its entries exceed 256 MiB. The
-    next run reads the entries that are then in quarantine. The next run first reads the lines that still fail.
+    in quarantine with their new reason. A run reads whole objects, and stops when the entries that it has read exceed
+    256 MiB. The next run reads the entries that are then in quarantine. The next run first reads the lines that still
+    fail.
 
     In a keyed table, the records become generations of their regions, as in an ingest. The records of a retry are
     applied after all existing records of the table, unless the landing location declares `order_by`.
@@ -494,7 +495,7 @@ def _plan(job: JobRun[RetryQuarantine], snapshot: Snapshot) -> _Plan:
     most = _MOST_KEYED if snapshot.config.kind == "keyed" else math.inf
     for each in pending_entries(job.store, snapshot, unneeded=unneeded):
         is_full = size > _MOST_BYTES or len(found) >= most
-        if is_full and each.key != found[-1].key:  # the entries of an object follow each other
+        if is_full and each.key != found[-1].key:  # the entries of one object are consecutive
             break
         if not is_full and job.options.source in (None, each.entry.source):
             found.append(each)
@@ -542,7 +543,8 @@ def _applied(
 ) -> _AppliedPlan:
     """Read the lines of a plan.
 
-    With `grown`, the columns of the plan are final. Otherwise, the lines may need other columns.
+    If `grown` is set, the table already has all columns that the lines need. If `grown` is None, the lines may need new
+    columns.
     """
     log, store = job.log, job.store
     snapshot, now_ms = (job.before if grown is None else grown.snapshot), log.clock.now_ms()
@@ -620,8 +622,8 @@ def _committed(job: JobRun[RetryQuarantine], found: _AppliedPlan) -> JobReport:
 def _failed_again(each: PendingEntry, reasons: Mapping[int, str], *, has_passed: bool) -> list[Entry]:
     """Return the entries to write again: the lines with a new reason.
 
-    The identity of a row without a file contains the key of the quarantine object. If another row of the same object
-    has left the quarantine, the rows without a file are written again.
+    If a row does not come from a file, its identity contains the key of the quarantine object. If a row of the object
+    leaves the quarantine, the function rewrites the other rows that do not come from a file.
     """
     entry, (_, _, content) = each.entry, each.unit
     if isinstance(entry, RejectedLines):
@@ -768,7 +770,7 @@ class _Declared:
         times: LandedTimes,
         into: tuple[Sequence[int], dict[int, str]],
     ) -> tuple[pa.Table, npt.NDArray[np.int64]]:
-        """Return the rows of the texts and their positions in the entry. Update the reasons of the other positions."""
+        """Return the parsed rows and the entry position of each row. Update the reasons of the other positions."""
         chosen, reasons = into
         none = self._none
         if not chosen:

@@ -2,10 +2,10 @@
 
 Collection deletes a chunk when every table has its records and the chunk is older than the retention
 (docs/architecture/collection.md). Like the collection of tables, the collection of raw logs takes two passes per store.
-Each store has its own plan. A copy is deleted when it has been in the plan for the horizon. Every table must still have
-the records. Before the deletion, the chunk is read once more. A chunk without a valid copy stays, and records of
-unknown tables go to quarantine. Record ids are deleted when no future record must be compared with these ids
-(docs/architecture/ingestion.md).
+Each store has its own plan. A copy is deleted after it has been in the plan of its store for the whole horizon. Every
+table must still have the records. Before the deletion, the chunk is read once more. A chunk without a valid copy stays,
+and records of unknown tables go to quarantine. Record ids are deleted when no future record must be compared with these
+ids (docs/architecture/ingestion.md).
 
 The retention does not apply to a chunk with forgotten rows, or to any earlier chunk of the same writer. The retention
 also does not apply to a chunk that was already deleted on another store.

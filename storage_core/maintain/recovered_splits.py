@@ -94,14 +94,14 @@ def read_found(store: ObjectStore, listing: Listing, path: str) -> FoundSplit:
 
 
 def newest_readable(store: ObjectStore, listing: Listing, *paths: Iterable[str]) -> list[FoundSplit]:
-    """Return the newest readable split of the first group that has one, or an empty list."""
+    """Return the newest readable split of the first group with a readable split, or an empty list."""
     found = chain.from_iterable(_newest_first(store, listing, group) for group in paths)
     first = next(found, None)
     return [] if first is None else [first]
 
 
 def metadata_of(store: ObjectStore, found: Iterable[FoundSplit]) -> Metadata:
-    """Return the metadata in the split with the newest plan. Raises `Corrupt` if there is no split."""
+    """Return the metadata of the split with the newest planned version. Raises `Corrupt` if there is no split."""
     newest = max(found, key=lambda each: (each.origin.planned_version, each.path), default=None)
     if newest is None:
         raise Corrupt(
@@ -119,7 +119,7 @@ def metadata_of(store: ObjectStore, found: Iterable[FoundSplit]) -> Metadata:
 
 
 def spec_ids_of_merges(found: Iterable[FoundSplit]) -> dict[str, int]:
-    """Return the region spec ids of the regions with merges that wrote some of the splits."""
+    """Return the spec id of each region whose merge wrote one of the splits."""
     return {each.lineage.merged.region: _spec_id(each.origin) for each in found if each.lineage.merged is not None}
 
 
@@ -179,7 +179,7 @@ class Evidence:
 class Choice:
     """The result of the choice: live found splits, other found splits with the reasons, and replaced splits.
 
-    - `replaced`: splits in `Evidence.live` that a live found split has replaced.
+    - `replaced`: splits in `Evidence.live` that one of the found splits has replaced.
     - `unproven`: live splits without proof that they were committed.
     - `merged`: the merge progress of every region.
     """
@@ -196,15 +196,15 @@ def choose(found: Sequence[FoundSplit], evidence: Evidence) -> Choice:
 
     The function replays the rewrites in the metadata of the files. The outputs and inputs of a rewrite exist together
     for weeks. A split is therefore not live if another split replaces it. The outputs of a killed rewrite and of its
-    second run can also exist together. If a rewrite was killed and repeated, the rewrite counts once. An unproven
-    rewrite counts only if it changes no row. This is the case for a complete compaction, and for a merge with missing
-    records.
+    second run can also exist together. If a rewrite was killed and repeated, the rewrite counts once. A rewrite without
+    proof of its commit is accepted only if it changes no row. A complete compaction changes no row. A merge whose
+    records are missing also changes no row.
     """
     floor = dict(evidence.merged)
     while True:
         replay = _Replay(found, evidence, floor)
         replay.run()
-        if replay.merged == floor:  # Otherwise a postponed merge would have a lower generation than a counted merge.
+        if replay.merged == floor:  # Otherwise an omitted merge may have a lower generation than an accepted merge.
             return replay.choice()
         floor = dict(replay.merged)
 
@@ -346,8 +346,8 @@ def _in_order(groups: Sequence[_Group], is_proven: Callable[[Iterable[FoundSplit
             waiting[follower].discard(name)
             if not waiting[follower]:
                 heapq.heappush(ready, (not is_proven(by_name[follower].members), by_name[follower].order))
-    # Names are never reused. So an operation cannot replace an output of a later operation. If a group replaces an
-    # output of a later operation according to its metadata, the group comes last.
+    # Names are never reused. So an operation cannot replace an output of a later operation. A group comes last if its
+    # metadata lists an output of a later operation among the replaced splits.
     yield from by_name.values()
 
 

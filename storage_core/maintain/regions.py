@@ -68,7 +68,8 @@ class ReadEntry:
 class RegionReading:
     """The objects of one region. Entries, generations and their records are read once. Records are not kept in memory.
 
-    An error such as `Unavailable` does not describe the object. An error that does not describe the object is raised.
+    An error such as `Unavailable` does not prove that an object is damaged. The caller receives every error that does
+    not prove damage.
     """
 
     store: ObjectStore
@@ -255,16 +256,16 @@ def region_roots(store: ObjectStore, region: str, *, merged: int, newest: int) -
     spent = [each for each in there if each.generation <= merged]
     opened = [required(reading.generation(each)) for each in there]
     originals = {part: each for each in opened for part in each.replaces}
-    # A retained version may have merged a part of a sorted generation. Readers of this version read the generations
-    # that the sorted generation replaced.
+    # At a retained version, a merge may have taken only a part of a sorted generation. Readers of this version read the
+    # generations that the sorted generation replaced.
     needed = [
         part
         for part, each in originals.items()
         if part.generation > merged and merged < each.generation and newest >= each.sorted_from
     ]
     replaced = [part for part in originals if part not in needed and _exists(store, region, part)]
-    # A version may have merged a part of the sorted generation. A missing replaced generation was collected while no
-    # version had merged a part of the sorted generation.
+    # At some version, a merge may have taken only a part of the sorted generation. If a replaced generation is missing,
+    # the collector deleted it when no merge had taken a part of the sorted generation.
     still = [part for part in needed if _exists(store, region, part)]
     needed_ones = [required(reading.generation(each)) for each in (*unmerged, *still)]
     deleted = _entries(required(reading.generation(each)) for each in (*spent, *replaced))
@@ -327,7 +328,7 @@ def _registry(regions: Regions) -> Iterator[Finding]:
         yield registered.finding(Kind.REGION_REGISTRY_DAMAGED)
         return
     for region in sorted(set(regions.listing.regions) - set(registered.regions)):
-        with suppress(*DAMAGE):  # the check of the region has already reported this
+        with suppress(*DAMAGE):  # the check of the region has already reported a damaged manifest
             manifest = read_latest(regions.store, region)
             if manifest is not None and manifest.region_spec_id != WHOLE_TABLE_SPEC:
                 expected = f"the region {region} of spec {manifest.region_spec_id}"
@@ -602,7 +603,7 @@ def _salvage(regions: Regions, region: str) -> RegionSalvage:
     written = list(_written(reading, listing))
     highest, acknowledged = 0, list[ReadEntry]()
     for each in entries:
-        # Entries of the earlier writer after the first entry of a later epoch were not acknowledged (see `region.wal`).
+        # After the first entry of a later epoch, no entry of an earlier epoch was acknowledged (see `region.wal`).
         highest = max(highest, each.says.writer_epoch)
         if each.says.writer_epoch == highest and each.rows:
             acknowledged.append(each)
@@ -691,7 +692,7 @@ def _filed(reading: RegionReading, manifest: RegionManifest) -> Iterator[Generat
 def _with_records(reading: RegionReading, flushed: FlushedGeneration) -> Iterator[Generation | LostGeneration]:
     """Yield the generation, or the generations that it replaced if its file of records is invalid."""
     found = reading.generation(flushed)
-    if isinstance(found, Unread):  # the check reports this, unless the generation is merged and collected
+    if isinstance(found, Unread):  # the check reports an unreadable file, unless its generation is merged and collected
         yield LostGeneration(key=found.key, flushed=flushed, reason=found.error.found)
         return
     records = reading.records(found)

@@ -226,7 +226,7 @@ def _first_of_size(entries: Sequence[ObjectInfo]) -> Iterator[ObjectInfo]:
 
 
 def _reasons(store: ObjectStore, key: str) -> Counter[str]:
-    """Return the reasons of one object. An object that cannot be read has no reason."""
+    """Count the rejections in one object by reason. If the object cannot be read, the result is empty."""
     from storage_core.write.late_rows import read_object
 
     found = Counter[str]()

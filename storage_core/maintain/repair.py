@@ -6,8 +6,8 @@ A repair only reads the damaged table. In the new location, the repair writes ob
 last. A killed repair thus leaves a folder that no reader accepts as a table.
 
 Each object is verified during the copy (lessons 60 and 61). A region is rewritten and not copied. The unmerged records
-of a region are written in order. Entries get consecutive numbers, so a lost entry leaves no gap. Generations get the
-numbers after the last merged generation, so readers see the rows of the next writer.
+of a region are written in order. The repair numbers the entries again without gaps, even if an entry was lost.
+Generations get the numbers after the last merged generation, so readers see the rows of the next writer.
 """
 
 from __future__ import annotations
@@ -629,8 +629,8 @@ class _Repair:
         # A fence with a version as its token belongs to the damaged log. A commit that was planned on the damaged log
         # fails on the new log.
         known = Progress(txns=found.txns, fences=found.fences, merged_generations=found.merged)
-        # Progress with a version is not copied. The version belongs to the damaged log, and the new log has other
-        # version numbers.
+        # Progress that contains a version number is not copied. The version belongs to the damaged log, and the new log
+        # has other version numbers.
         actions += [each for each in known.beyond(head.progress) if not records_a_version(each)]
         return [*actions, pruning(head)] if any(isinstance(each, RemoveTxn) for each in actions) else actions
 

@@ -314,7 +314,7 @@ class Roots:
 
     - `keys`: splits, segments, translations and retained checkpoints. `keys` includes segments of unmerged generations,
       and the splits and manifests of mirrors. `keys` also includes the manifests and parts of all existing checkpoints.
-    - `regions`: by region id, the `RegionRoots` with the objects of the region that stay.
+    - `regions`: for each region id, the `RegionRoots`, which contains the objects that must stay.
     - `published`: the splits and manifests that the mirrors reference.
     - `first`: for each kind of numbered object, the first number that stays. For version files, this number is the
       lower of the base and the oldest retained state. The table retains two or more states. If the newest state is

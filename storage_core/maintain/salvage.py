@@ -200,7 +200,7 @@ def _doubtful(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replacement:
-    """The inputs and outputs of one compaction commit within one window. Inputs and outputs have the same rows."""
+    """The input and output splits of a compaction commit for one window. Inputs and outputs have the same rows."""
 
     outputs: frozenset[str]
     inputs: tuple[Add, ...]
@@ -209,7 +209,7 @@ class Replacement:
 class KnownLog:
     """The kept part of the log, and every readable later action.
 
-    Versions between the kept part and these actions may be missing.
+    Versions between the kept part of the log and the later actions may be missing.
 
     - `live`, `deleted`, `named`: the splits that are live at the end, the removed splits, and the splits in any action.
     - `progress`: the merge progress. `progress` contains the transactions and fences of the later versions only.
@@ -330,7 +330,7 @@ class KnownLog:
         return self._added_at.get(path, self._read_up_to)
 
     def merged_at(self, path: str) -> Mapping[str, int] | None:
-        """Return the merge progress of the version that added this split. This version must be after the kept part.
+        """Return the merge progress of the version that added `path`. The version must follow the log's kept part.
 
         Return None for other splits.
 
@@ -473,7 +473,7 @@ def _known(store: ObjectStore, check: LogCheck, kept: PreservedLog | None) -> Kn
 def _later_than(reached: int, found: list[FoundSplit], known: KnownLog) -> tuple[list[FoundSplit], dict[str, str]]:
     """Divide the found splits into two groups.
 
-    A lost version up to `reached` may have added the splits of the second group.
+    The second group contains splits that a lost version up to `reached` may have added.
 
     The splits of the second group are not live in version `reached`.
 
@@ -507,9 +507,9 @@ def _dated(add: Add, known: KnownLog, result: Salvage, choice: Choice, *, spec_i
     order = 2 * found.origin.planned_version + (found.lineage.operation != "compact")
     if merged is None:
         return DatedSplit(add=add, order=order, progress=before, certain=False)
-    # A merge writes rows of its own region. Only regions of later region specs can change these rows. No generation of
-    # a region of a later spec was merged at that time (decision 0010). With manual regions, other regions can have the
-    # same keys. The merge progress of these regions at that time is unknown.
+    # A merge writes rows of its own region. Only regions of later region specs can change these rows. When the merge
+    # ran, no generation of a region with a later spec had been merged (decision 0010). With manual regions, other
+    # regions can have the same keys. The progress of these other regions is unknown for the time when the merge ran.
     if BY_HAND_SPEC in spec_ids.values():
         return DatedSplit(add=add, order=order, progress={merged.region: merged.generation}, certain=False)
     own = spec_ids[merged.region]

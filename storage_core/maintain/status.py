@@ -106,13 +106,13 @@ class RetainedPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetainedBytes:
-    """The reasons that keep the bytes of a table.
+    """The reasons why the bytes of a table are kept.
 
     - `live_bytes`: splits, segments and translations of the newest version.
     - `versions`: removed files that older versions still reference. The removed files stay until the retention of
       versions and the horizon have passed.
     - `horizon`: unneeded files in the plan of the last collection. The files stay until the horizon has passed.
-    - `orphans`: files that no commit references, until the horizon has passed.
+    - `orphans`: files that no commit references. These files stay until the horizon has passed.
     - `tags`: live tags that keep files of older versions, with their time of expiry in ms (None means no expiry).
     - `is_partial`: True if older, unread versions may keep more files.
     """
@@ -138,8 +138,8 @@ class PendingWork:
 class ExternalBacklog:
     """Pending work that the snapshot does not contain: landed files, mirrors (by missing versions) and the collector.
 
-    `unknown` contains the reasons why values are unknown, by step or `held`. `held` contains the reasons that keep the
-    bytes of the table's folder. `held` is None if it was not measured.
+    `unknown` contains the reasons why values are unknown, by step or `held`. `cached_footer` contains the reasons why
+    the bytes of the table's folder are kept. `held` is None if it was not measured.
     """
 
     ingest: PendingWork | None = None
@@ -321,7 +321,7 @@ def _owed(
 
 
 def measure_retained(store: ObjectStore, snapshot: Snapshot, plan: Plan, *, now_ms: int) -> RetainedBytes:
-    """Return the reasons that keep the bytes of the table.
+    """Return the reasons why the bytes of the table are kept.
 
     Versions older than the retention are not read. Each time is the earliest possible time of deletion. The function
     assumes that the next collection deletes the object.

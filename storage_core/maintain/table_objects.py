@@ -186,7 +186,7 @@ NOT_KEEPING: Mapping[tuple[type[Action], str], str] = {
 
 
 def named_keys(action: Action) -> Iterator[str]:
-    """Yield every key that keeps its object while this action is part of a retained version.
+    """Yield the key of every object that must stay while this action is part of a retained version.
 
     The function visits every field and nested value, also fields of later releases. The only exceptions are the fields
     in `NOT_KEEPING`. A test uses reflection to compare the actions with this function and with `NOT_KEEPING`.

@@ -83,8 +83,8 @@ class Rows:
     """The rows that the bitmaps of `columns` select.
 
     `count` returns the number of rows, which is needed to select nulls. If `count` returns None, the rows with nulls
-    are unknown. If a condition uses other columns, its result is unknown, so every row may meet it. Every row may also
-    meet a condition that needs more bitmaps of a column than the `limits` admit.
+    are unknown. If a condition uses other columns, its result is unknown, so every row may meet it. The result of a
+    condition is also unknown if it needs more bitmaps of a column than `limits` allows.
     """
 
     columns: Mapping[str, ColumnBitmaps]

@@ -301,7 +301,7 @@ def statistics_of(files: pa.RecordBatch, schema: pa.Schema) -> Source:
 
 
 def expressions_of(files: pa.RecordBatch, schema: pa.Schema) -> Callable[[str], pa.Array | None]:
-    """Return a function for text columns. The function returns a regular expression per split.
+    """Return a function that takes the name of a text column. The function returns a regular expression per split.
 
     The expression matches all values of the column in the split. The expression is null if it is unknown.
     """
@@ -420,7 +420,7 @@ def may_hold(bounds: ColumnBounds, condition: Compare | IsNull) -> Mask:
 
 
 def _nullness_may_match(bounds: ColumnBounds, *, negated: bool) -> Mask:
-    """Return, for each part, whether a row may be null. With `negated`, return whether a row may have a value."""
+    """Return, for each part, whether a row may be null. If `negated`, return whether a row may be non-null."""
     some = pc.not_equal(bounds.nulls, bounds.rows) if negated else pc.greater(bounds.nulls, 0)
     return unless_false(some)
 

@@ -139,7 +139,8 @@ def _commits(store: ObjectStore, before: Snapshot, last: int) -> Iterator[_Commi
 def _without_what_stayed(store: ObjectStore, commit: _Commit) -> _Commit:
     """Return the commit. Return the commit without the unchanged rows of splits that only got another deletion vector.
 
-    From such a split, the result contains only the rows that exactly one of its two deletion vectors hides.
+    If a split only got another deletion vector, the result contains only the rows that exactly one of its two deletion
+    vectors hides.
     """
     before = {add.path: add for add in commit.removed if add.numRecords is not None}
     after = {add.path: add for add in commit.added if add.path in before}
@@ -186,7 +187,7 @@ def _actions(store: ObjectStore, version: int) -> list[Action]:
 def _groups(commit: _Commit) -> list[tuple[list[Add], list[Add]]]:
     """Return the removed and added splits in groups that may contain equal rows.
 
-    A group is one window if all windows have the same length. Otherwise there is one group with all splits.
+    If all windows have the same length, each window is a group. Otherwise there is one group with all splits.
     """
     lengths = {add.windowSeconds for add in (*commit.removed, *commit.added)}
     groups: defaultdict[object, tuple[list[Add], list[Add]]] = defaultdict(lambda: ([], []))

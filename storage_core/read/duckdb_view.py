@@ -166,7 +166,7 @@ class Source:
     """The positions of the deleted rows: the index of the split in `splits`, and the row in the split."""
     unread: int = 0
     ends: pa.Table | None = None
-    """Two of the unread rows. The two rows contain the smallest and the greatest value of some columns.
+    """A table with two of the unread rows. The two rows contain the smallest and the greatest value of some columns.
 
     `values` contains the number of values of each column.
     """

@@ -223,7 +223,7 @@ class Limit:
 class Change:
     """A task that reads the changes of one version.
 
-    The columns are those of `metadata`. It is plain data, which can be sent to any process.
+    The columns are those of `metadata`. A `Change` is plain data, which can be sent to any process.
     """
 
     uri: str
@@ -422,6 +422,6 @@ def changed_rows(change: Change, *, with_labels: bool) -> Iterator[pa.RecordBatc
 def _nothing_added(moved: Sequence[Add | Remove]) -> Add:
     """Return a placeholder of size zero for a version that only removed splits.
 
-    The step of this version then has one part.
+    With the placeholder, the step of a version without added splits has one part.
     """
     return Add(path=moved[0].path, size=0, modificationTime=0)

@@ -275,7 +275,7 @@ def positions_with(view: View) -> tuple[Snapshot, list[RegionPosition], tuple[Ra
     """Return the head, the read positions of the regions, and the undistributed chunks of raw logs.
 
     The function returns None if another process changed any of this state during the read. `undistributed_over` also
-    returns None after such a change.
+    returns None after a concurrent change.
 
     Cost:
         The requests of `undistributed_over` and of `region_positions`. If chunks wait for distribution, one GET per

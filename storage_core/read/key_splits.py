@@ -82,7 +82,7 @@ class Tally:
 
     @property
     def step(self) -> PruneStep:
-        """The tally as a step of a plan."""
+        """The counts of this tally as a `PruneStep` of a plan."""
         notes = [f"not used for {counted(number, 'split')}: {why}" for why, number in self.not_asked.items()]
         return PruneStep(f"primary-key index {self.name}", self.splits, self.left_out_bytes, note="; ".join(notes))
 
@@ -330,10 +330,10 @@ def rows(read: KeyRead, add: Add) -> Iterator[pa.Table]:
 
 
 def _files(snapshot: Snapshot, wanted: pa.Table) -> pa.Table:
-    """Return two kinds of splits.
+    """Return a table of the live splits that may contain a key.
 
-    Splits of the first kind are in manifests that may contain a key. Splits of the second kind are known without a
-    request.
+    The table contains the splits in manifests that may contain a key. The table also contains all splits that are
+    available without a request.
     """
     splits, config = snapshot.splits, snapshot.config
     partitions = {each.column for each in config.partition_fields}

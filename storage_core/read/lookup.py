@@ -135,7 +135,7 @@ def _by_values(regions: Sequence[Region], spec: RegionSpec, schema: pa.Schema) -
 def _tests(
     field: RegionField, comparison: Comparison, wanted: tuple[pa.Array, pa.Array]
 ) -> Iterator[Callable[[Any], bool]]:
-    """Yield functions that test the value of a field. The tests depend on `comparison` and the limits `due_runs`.
+    """Yield functions that test the value of a field. The tests depend on `comparison` and the limits `wanted`.
 
     A test returns True for the field value of every row that meets the comparison.
     """
@@ -202,7 +202,7 @@ def _fits(region: Region, pinned: dict[int, Value]) -> bool:
 
 
 def _pinned(field: RegionField, equal: dict[str, pa.Array]) -> list[Value]:
-    """Return a list with the only field value that rows with the values `equal` can have.
+    """Return a list with the value of the region field for rows with the values `equal`.
 
     Return an empty list if the equalities do not determine the value.
     """
@@ -287,7 +287,7 @@ def _columns_text(fields: pa.Schema) -> str:
 
 
 def keys_in(snapshot: Snapshot, keys: pa.Table) -> pa.Table:
-    """Convert keys from `key_rows` to the key types of this snapshot. These types may be wider or narrower.
+    """Convert keys from `key_rows` to the key types of this snapshot. The types in `keys` may have another width.
 
     Raises:
         InvalidInput: A key does not fit the types of this snapshot.
@@ -350,7 +350,7 @@ def _python_values(column: pa.ChunkedArray) -> list[object]:
 
 
 def _are_values(keys: Sequence[Key], columns: Sequence[str]) -> bool:
-    """Return whether each key is the value of the only key column."""
+    """Return whether there is only one key column, and each key is a plain int or str."""
     return len(columns) == 1 and {*map(type, keys)} <= {int, str}
 
 
@@ -420,8 +420,8 @@ class RegionPlan:
 class LookupPlan:
     """The plan of a lookup, and the cost of the lookup if it was executed.
 
-    The requests and bytes of the base are upper limits. The real cost is lower if a row group does not contain the key.
-    The lookup then skips the other columns.
+    The numbers of requests and bytes for the base are upper limits. The real cost is lower if a row group does not
+    contain the key. The lookup then skips the other columns.
 
     Attributes:
         consistency: The consistency of the lookup.

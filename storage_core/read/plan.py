@@ -37,9 +37,9 @@ class RawPart:
 class TablePlan:
     """The plan for one table of a read.
 
-    For a local disk, `read_bytes` is the maximum number of bytes that the engine may read. `requests` then counts only
-    deletion vectors. If the columns of a condition are fetched first (`read.fetching`), `read_bytes` and `requests` are
-    upper limits.
+    For a local disk, `read_bytes` is the maximum number of bytes that the engine may read. For a local disk, `requests`
+    counts only the reads of deletion vectors. If the columns of a condition are fetched first (`read.fetching`),
+    `read_bytes` and `requests` are upper limits.
 
     Attributes:
         name: The name of the table in the query.

@@ -1,4 +1,4 @@
-"""Filters as data, and matching of column names.
+"""Representation of filters as data, and matching of column names.
 
 A filter is built from typed expressions (`col("status") >= 500`) or parsed from the text of a SQL condition. A SQL text
 is parsed and never pasted into a statement (lesson 83). Typed expressions and SQL texts become the same kind of tree,
@@ -165,7 +165,7 @@ class Filter:
 
     predicate: Predicate
     parts: tuple[duckdb.Expression, ...]
-    """The single expression of the filter, or the links of a chain.
+    """The single expression of the filter, or the operands of a chain of AND or OR.
 
     If `expression` is a chain, `predicate` is also a chain.
     """
@@ -226,10 +226,10 @@ class Filter:
 
 
 def _links(given: Filter, kind: type[And | Or]) -> tuple[tuple[Predicate, ...], tuple[duckdb.Expression, ...], int]:
-    """Return the filter as links of a chain, and the depth of the deepest link.
+    """Return the filter as operands of a chain, and the depth of the deepest operand.
 
-    If the filter is already a chain with this operator, its own links are returned. Any other filter is returned as a
-    chain with one link.
+    If the filter is already a chain with this operator, the operands of this chain are returned. Any other filter is
+    returned as a chain with one operand.
     """
     if isinstance(given.predicate, kind) and len(given.parts) > 1:
         return given.predicate.children, given.parts, given.depth - 1

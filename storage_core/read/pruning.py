@@ -59,8 +59,8 @@ class FieldTexts:
 
     A text is null if it is unknown.
 
-    `nulls` contains the number of rows with null in the column, and `rows` the number of all rows. Both are null if
-    unknown.
+    `nulls` contains the number of rows with null in the column, and `rows` the number of all rows. A number is null if
+    it is unknown.
     """
 
     low: pa.Array
@@ -161,7 +161,8 @@ def _value(key: object, type_: pa.DataType) -> pa.Array | None:
 
 # A batch is large, so that few calls of Arrow are needed. A batch is also small enough for the processor's cache.
 _BATCH_ROWS = 65_536
-# If fewer than one in `_FEW` rows remain, these rows are copied. The copy saves the decoding of the other rows.
+# If less than 1/`_FEW` of the rows remain, the remaining rows are copied. Because of the copy, the other rows are not
+# decoded.
 _FEW = 8
 _READ = [
     *("partitionValues", "minValues", "maxValues", "numRecords", "windowStart", "windowSeconds", "nullCounts"),
@@ -411,7 +412,7 @@ def conditions(predicate: Predicate) -> Iterator[Compare | IsNull]:
 
 
 def by_bounds(source: Source) -> Leaf:
-    """Return a function for `possible`. The function decides by the bounds that `source` returns."""
+    """Return the `Leaf` for `possible`. The `Leaf` compares a condition with the bounds from `source`."""
 
     def leaf(condition: Compare | IsNull) -> Mask | None:
         bounds = source(condition.column)
@@ -434,7 +435,7 @@ def _both(one: Leaf, other: Leaf) -> Leaf:
 
 
 def _by_expressions(expressions: Callable[[str], pa.Array | None]) -> Leaf:
-    """Return a function that decides by the regular expressions of the splits.
+    """Return a function that compares a condition with the regular expressions of the splits.
 
     Each distinct expression is compared only once. A comparison costs less than a request for a split.
     """
@@ -512,7 +513,7 @@ def _bounds_in(footer: pq.FileMetaData, schema: pa.Schema) -> Source:
 def leading_bounds(footer: pq.FileMetaData, field: pa.Field) -> tuple[Unsigned, Unsigned] | None:
     """Return the smallest and the greatest possible `leading_keys` of a column per row group, or None if unknown.
 
-    The type of the column must have leading keys.
+    The function `leading_keys` must support the type of the column.
     """
     bounds = _bounds_in(footer, pa.schema([field]))(field.name)
     if bounds is None:

@@ -88,8 +88,8 @@ class RowFilter:
         read = columns_of(wanted, names)
         self.columns = tuple(names if read is None else sorted(read) or names[:1])
         self._predicate = in_columns(wanted.predicate, names)
-        # A condition that Tidemark does not understand may have another result later. Therefore its results are not
-        # cached after the search.
+        # A condition that Tidemark does not understand may have another result later. Therefore the results of this
+        # condition are not cached after the search.
         self._kept = values if values is not None and _is_lasting(self._predicate or wanted.predicate) else KeptValues()
         self._bitmaps = Bitmaps(store, snapshot, self._predicate, columns=self.columns, parts=parts, is_bounded=False)
         self._is_judged = self._bitmaps.is_exact  # in this case, the literals are values of the columns' types

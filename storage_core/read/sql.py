@@ -75,7 +75,7 @@ def where_of(tree: Node, table: str, schemas: Mapping[str, pa.Schema] | None = N
 
 
 def is_plain_table(node: Node | None, table: str) -> bool:
-    """Return whether a FROM clause or one side of a join is the whole table. The columns must have their own names."""
+    """Return whether a FROM clause or one side of a join is the whole table. The columns must not have aliases."""
     return (
         node is not None
         and _is_table(node, table)
@@ -91,7 +91,7 @@ def _is_table(node: Node, table: str) -> bool:
 
 
 def _reads(select: Node, table: str, known: Mapping[str, pa.Schema]) -> Iterator[Predicate | None]:
-    """Yield the condition of each read of the table that the analysis understands.
+    """Yield the condition of each read of the table, if the analysis supports the read.
 
     Yield None for a read without a condition.
     """
@@ -106,7 +106,7 @@ def _reads(select: Node, table: str, known: Mapping[str, pa.Schema]) -> Iterator
 
 
 def _conditions(source: Node | None, table: str, met: Conditions) -> Iterator[tuple[Node, Conditions]]:
-    """Yield the reads of the table in a FROM clause. Each read has the conditions on its rows.
+    """Yield the reads of the table in a FROM clause. With each read, yield the conditions that apply to its rows.
 
     An outer join keeps every row of one side (or of both sides), even without a matching row on the other side. The
     conditions outside the join apply only to a side whose rows are all kept. The ON condition applies only to the other

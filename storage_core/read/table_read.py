@@ -93,7 +93,7 @@ def _deleted(snapshot: Snapshot, files: pa.Table) -> Counts:
 
 
 def _behind(files: pa.Table, first: First, field: pa.Field, deleted: Counts) -> Mask:
-    """Return a mask of the splits that contain only rows after the first rows."""
+    """Return a mask of the splits whose rows all sort after the wanted first rows."""
     none: Mask = np.zeros(files.num_rows, np.bool_)
     kinds = pa.types
     if not any(each(field.type) for each in (kinds.is_integer, kinds.is_date, kinds.is_timestamp, kinds.is_decimal)):
@@ -129,7 +129,7 @@ def _bounds(files: pa.Table, field: pa.Field) -> ColumnBounds | None:
 
 
 def _beyond(bounds: ColumnBounds, sure: Counts, wanted: int, first: First) -> Mask | None:
-    """Return a mask of the splits that contain only values after the first `wanted` rows.
+    """Return a mask of the splits whose values all sort after the first `wanted` rows.
 
     In each split, at least `sure` rows have a value. A row with the same value as the last wanted row does not count as
     a later row. Returns None if it is not certain that enough rows have a value.
@@ -149,8 +149,8 @@ def _beyond(bounds: ColumnBounds, sure: Counts, wanted: int, first: First) -> Ma
 class ExactMetrics:
     """The number of rows of a table. For some columns, also the number of values and the extreme values.
 
-    `ends` has two rows: the smallest and the greatest value of each of these columns. For a column without a value,
-    `ends` has null in both rows.
+    `ends` has two rows: the smallest and the greatest value of each of these columns. If a column has no value, both
+    rows of `ends` are null in this column.
     """
 
     rows: int
@@ -403,7 +403,7 @@ def splits_source(
 
 
 def overlay_of(view: TableView) -> UnmergedOverlay | None:
-    """Return the unmerged records that are merged into the splits, or None if there are no records.
+    """Return the unmerged records that a read must apply to the splits, or None if there are no records.
 
     Requests: see `split_unmerged_records`.
     """

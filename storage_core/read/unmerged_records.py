@@ -7,8 +7,9 @@ of a key counts:
 
 - The newest record may be a whole row in a generation or in a WAL entry. The search then finds the row there. An index
   then identifies the row by its position.
-- Every other newest record, such as a patch, is merged into the base. The resulting rows are separate (`Overlay.rest`).
-- If a key has an unmerged record, its row in the base is hidden.
+- If the newest record is not a whole row, for example a patch, the search merges the record into the base.
+  `Overlay.rest` contains the rows that result from the merge.
+- If a key has an unmerged record, the base's row with this key is hidden.
 
 `LogRuns` divides the rows of WAL entries into runs, and searches index each run. A run is a sequence of adjacent
 entries. Entries never change, so an indexed run stays valid while new entries arrive (decision 0019).
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
 
 
 LEAST_RATIO = 2
-"""A run has at least this many times as many rows as the next run.
+"""The minimum ratio between the number of rows of a run and of the next run.
 
 So there are few runs, and rows are rarely indexed again.
 """
@@ -109,11 +110,11 @@ class LogRuns:
         self._ends: dict[str, frozenset[int]] = {}
 
     def divided(self, logged: LoggedRows) -> list[LoggedRows]:
-        """Return the rows in runs of whole entries.
+        """Return the rows as runs. A run contains only whole entries.
 
-        These are the earlier runs that still exist, and a run of the new entries.
+        The result contains the earlier runs that still exist, and a run of the new entries.
 
-        Runs before the last run become part of it if they have less than `LEAST_RATIO` times its rows.
+        An earlier run joins the last run if the earlier run has less than `LEAST_RATIO` times the rows of the last run.
         """
         entries, known = logged.entries, self._ends.pop(logged.region, frozenset())
         if not len(entries):
@@ -425,7 +426,7 @@ def undistributed_over(
     """Return the newest snapshot, the result of the earlier `capture`, and the raw log chunks that still wait.
 
     The function returns None if another process distributed, merged or changed the regions in the meantime.
-    `undistributed_rows.find_pending_chunks` does the same.
+    `undistributed_rows.find_pending_chunks` also returns None in these cases.
 
     Cost:
         The requests of `RawLogListing.load`, of `capture` and of `refresh`. If chunks wait, also the requests for the

@@ -102,7 +102,7 @@ class VerifiedFiles:
 
     @cached_property
     def bitmaps(self) -> BitmapParts:
-        """The cache of the columns of bitmap indexes over the splits."""
+        """The cache for columns of the splits' bitmap indexes."""
         from storage_core.index.segment_reader import BitmapParts
 
         return BitmapParts(self.footers.cached)
@@ -249,7 +249,7 @@ def query_errors(
             raise _out_of_time(query, limits or QueryLimits()) from error
         except SandboxEnded as error:
             raise _process_ended(query, limits or QueryLimits(), str(error)) from error
-        except (duckdb.Error, OSError) as error:  # a stream of batches keeps only the text of these errors
+        except (duckdb.Error, OSError) as error:  # a stream of batches keeps only the text of DuckDB and OS errors
             # DuckDB treats a removed path as a folder, and may not read folders.
             named = [(add, path) for add, path in files if add.path in str(error)]
             lost = next((add for add, path in named if not path.exists()), None)

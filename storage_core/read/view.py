@@ -47,7 +47,7 @@ _MILLISECOND = dt.timedelta(milliseconds=1)
 def snapshot_at(log: TransactionLog, at: At) -> Snapshot:
     """Return the snapshot of a version, of a tag or of a point in time.
 
-    For a time, the result is the newest snapshot committed at or before this time.
+    If `at` is a time, the result is the newest snapshot committed at or before this time.
 
     Args:
         log: The transaction log of the table.

@@ -63,7 +63,7 @@ class SplitContext:
 
     @property
     def arrangement(self) -> str:
-        """A text. If two contexts have equal values of this text, both arrange the same rows in the same order."""
+        """A text. If two contexts have the same `arrangement`, writers sort the same rows in the same order."""
         partitions = [[each.text for each in self.partition_by]] if self.partition_by else []
         parts = [nameless(self.order.text), self.time_column, self.window_seconds, *partitions]
         return json.dumps(parts, ensure_ascii=False)

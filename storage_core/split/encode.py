@@ -41,8 +41,8 @@ from storage_core.split.verification import packed
 #
 # See docs/architecture/compaction.md, "Encodings". The best encoding depends on the sort order. For example, sorted
 # counters are small if only their differences are stored. Sorted names are small if common prefixes are omitted. A
-# dictionary of many names is large. Every file contains the chosen encodings. Therefore a merge of these files can
-# reuse the choice without a new measurement.
+# dictionary of many names is large. Every file contains the chosen encodings. Therefore a merge of several files can
+# reuse their encodings without a new measurement.
 
 
 ROWS_PER_PAGE: Final = 4096
@@ -57,20 +57,21 @@ VECTOR_PAGE_BYTES: Final = 65_536
 DICTIONARY_BYTES: Final = 65_536
 """The size limit of a dictionary without a chosen encoding. A larger dictionary makes a small row group larger.
 
-Parquet's default (1 MiB) is too large for numbers.
+Parquet's default size limit for dictionaries (1 MiB) is too large for numbers.
 """
 
 CHOSEN_DICTIONARY_BYTES: Final = 2**20
 """The maximum size of a chosen dictionary.
 
-The limit is larger, because the values are known to repeat and may be texts.
+This limit is larger than `DICTIONARY_BYTES`, because a dictionary is chosen only if the values repeat, and the values
+may be texts.
 """
 
 LEAST_ROWS: Final = 32_768
-"""The minimum number of rows for a choice.
+"""The minimum number of rows for which encodings are chosen.
 
-If there are fewer new rows, they are merged soon. Choosing encodings would then cost more than it saves. If encodings
-were chosen for fewer rows, they are not reused for more rows.
+Splits with fewer new rows than this minimum are merged soon. Choosing encodings would then cost more than it saves. If
+encodings were chosen for fewer rows, they are not reused for more rows.
 """
 
 _SAMPLE_SLICES: Final = 4
@@ -167,8 +168,8 @@ def inherited(inputs: Sequence[tuple[int, Mapping[str, str]]], schema: pa.Schema
     wanted = [field.name for field in schema if candidates(field.type)]
     if 2 * voting <= sum(rows for rows, _ in inputs) or any(name not in votes for name in wanted):
         return None
-    # If two encodings were used for the same number of rows, their names decide. Therefore equal inputs give equal
-    # files.
+    # If two encodings were used for the same number of rows, the encoding whose name sorts last is chosen. Therefore
+    # equal inputs give equal files.
     return {name: max(votes[name], key=lambda each: (votes[name][each], each.value)) for name in wanted}
 
 
@@ -221,7 +222,7 @@ def _smallest(
 
 
 def _growth(parts: Sequence[pa.ChunkedArray], sample: pa.ChunkedArray) -> float:
-    """Return the exponent of the growth of the number of distinct values with the rows (Heaps' law).
+    """Return Heaps' exponent, which describes how the number of distinct values grows with the rows.
 
     The exponent is from 0 to 1.
     """
@@ -270,8 +271,8 @@ _WHAT = "the bytes of a split"
 class Sink:
     """A buffer of bytes.
 
-    A writer first appends bytes to `stream`, and then the bytes are read back. Afterwards, the end of the bytes can be
-    replaced once.
+    A writer first appends bytes to `stream`, and then the bytes are read back. After the bytes are read back, the
+    writer can replace the end of the buffer once.
 
     On disk, the bytes are in an unnamed file in the folder for temporary files. Therefore no file remains after a
     failure. The bytes are read back through a mapping. The operating system may drop pages of this mapping and read

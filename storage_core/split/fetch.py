@@ -79,7 +79,7 @@ class Pieces:
         most_bytes: int = sys.maxsize,
         ahead: Fetched = NOTHING_FETCHED,
     ) -> list[bytes]:
-        """Return these ascending pieces. The pieces come from `ahead`, from the cache, or from concurrent GETs.
+        """Return the bytes of the ascending pieces in `wanted`. Sources are `ahead`, the cache and concurrent GETs.
 
         The cost is one GET per range of `near`. All pieces that were not cached are then written to the cache. Raises
         the errors of `fetch`, and `Corrupt` if bytes do not match the checksum of their piece.

@@ -51,7 +51,7 @@ _FEW_ROWS: Final = 8
 
 
 def gathered(found: Sequence[tuple[pa.Array, Positions]], kind: pa.DataType) -> pa.ChunkedArray:
-    """Return the values at these positions of pages.
+    """Return the values of each page at the given positions.
 
     Values of a fixed size are gathered in one step. All other values are gathered page by page. If only a few values of
     a page are needed, each value is sliced separately. These separate slices take a tenth of the time of Arrow's

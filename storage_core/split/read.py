@@ -108,8 +108,8 @@ def decoded_bytes(chunk: pq.ColumnChunkMetaData) -> int:
     """Return the approximate memory in bytes that a chunk takes while Arrow decodes it.
 
     The decoded size of texts with a dictionary is not recorded. The function compares the lengths of the smallest and
-    the largest text. The function assumes that each text has the greater of these two lengths. If these two texts are
-    too long, they are not recorded. The function then assumes the size of a row group.
+    the largest text. The function assumes that each text is as long as the longer of the smallest and the largest text.
+    If these two texts are too long, they are not recorded. The function then assumes the size of a row group.
     """
     size = int(chunk.total_uncompressed_size) + VALUE_BYTES * int(chunk.num_values)
     if chunk.physical_type != "BYTE_ARRAY":
@@ -262,7 +262,8 @@ class OpenSplit:
         The function reads the row group that contains `place` from its start, and no earlier row group. Row groups
         without a visible row are skipped. The memory holds the encoded columns of one row group, and one table.
         """
-        # If `read` enabled threads, the setting remains. `use_threads=False` below would not reset it.
+        # If `read` enabled threads, the setting remains. The argument `use_threads=False` of a later call would not
+        # reset this setting.
         self._file.reader.set_use_threads(False)
         group = max(0, int(np.searchsorted(self.first_rows, place, side="right")) - 1)
         with corrupt_on_failure(self.add):

@@ -252,7 +252,7 @@ def recorded_checksums(
 
 
 def places(footer: pq.FileMetaData, groups: Sequence[int] | None = None) -> npt.NDArray[np.int64]:
-    """Return the start and end of each column chunk, by row group and leaf column. By default for all row groups."""
+    """Return the start and end of each column chunk, by row group and leaf column. The default is all row groups."""
     chosen = range(footer.num_row_groups) if groups is None else groups
     metadata = [footer.row_group(group) for group in chosen]
     found = [place(group.column(index)) for group in metadata for index in range(footer.num_columns)]
@@ -357,8 +357,8 @@ def numbers(data: memoryview, position: int, codec: str) -> Floats | None:
 def of_file(pages: Mapping[tuple[int, int], Pages], footer: pq.FileMetaData, leaf: int) -> Pages | None:
     """Return the pages of a leaf column in all row groups as a single sequence.
 
-    Return None if a row group has no recorded pages, or if the column is compressed. The numbers of uncompressed pages
-    can be read directly from the file.
+    Return None if a row group has no recorded pages, or if the column is compressed. Numbers in uncompressed pages can
+    be read directly from the file.
     """
     groups = range(footer.num_row_groups)
     if not all(

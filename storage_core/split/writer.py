@@ -308,9 +308,9 @@ def row_key(row: pa.Table, order: SortOrder, *, is_first: bool, longest: int = L
 
     The elements of the array are the text forms of `data.rows.codes`.
 
-    A null value becomes null in the array. A text of more than `longest` code points is shortened. The resulting key of
-    the first row then sorts at or before the first row. The resulting key of the last row sorts at or after the last
-    row. If no such text exists, the result is None.
+    A null value becomes null in the array. A text of more than `longest` code points is shortened. The shortened key of
+    the first row sorts at or before the first row. The shortened key of the last row sorts at or after the last row. If
+    no text with this property exists, the result is None.
     """
     names = [each.name for each in order.columns]
     metrics = statistics.compute(decoded(row.select([each for each in names if each in row.column_names])), longest)

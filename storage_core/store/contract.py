@@ -72,7 +72,7 @@ class IfMatch:
 
 @dataclass(frozen=True, slots=True)
 class Overwrite:
-    """No precondition: the last writer wins. Use it only if no other process depends on the object's content."""
+    """No precondition: the last writer wins. Use this mode only if no other process depends on the object's content."""
 
 
 PutMode = IfAbsent | IfMatch | Overwrite

@@ -396,7 +396,7 @@ class LocalStore:
     A create-only put calls `link()` on a complete, fsynced file. The call fails if the name exists. Compare-and-swap
     compares and renames while it holds a lock file. So a reader sees only whole objects. Nothing is created before the
     first put. A symlink below the root is never followed, and raises `InvalidInput`. Empty folders are not removed, and
-    contain no object.
+    do not count as objects.
     """
 
     def __init__(self, root: str | Path, *, clock: Clock | None = None) -> None:
@@ -571,7 +571,7 @@ class LocalStore:
         return None
 
     def _fsync_folder(self, segments: tuple[str, ...]) -> str | None:
-        """Make removals of names durable. This includes earlier removals, because an earlier fsync may have failed."""
+        """Make removals of names durable. Earlier removals are included, because an earlier fsync may have failed."""
         key = "/".join(segments) or "."
         try:
             with suppress(NotFound), typed(key), open_folder(self._root, segments, key=key, create=False) as folder:

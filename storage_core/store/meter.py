@@ -223,8 +223,8 @@ def prefetch(
     """Yield the result of `read` for each key, in the order of the keys.
 
     The function iterates over the keys in the caller's thread, and only when it needs the next key. If there is only
-    one key, the key is also read in the caller's thread. `at_once` and `most` limit the memory. `at_once` and
-    `max_bytes` also limit the number of useless reads if the caller stops early or a read raises an error.
+    one key, the key is also read in the caller's thread. `at_once` and `most` limit the memory. `at_once` and `most`
+    also limit the number of useless reads if the caller stops early or a read raises an error.
 
     If a read fails, the function raises the error in place of the result. No further read starts, and the function
     waits for the active reads.
@@ -262,9 +262,9 @@ def prefetch(
 def all_of(read: Callable[[Key], Found], keys: Sequence[Key], at_once: int) -> list[Found]:
     """Return the results of `read` for all keys, in the order of the keys. Up to `at_once` reads run concurrently.
 
-    If several reads raise an error, the function raises the error of the first of these keys. Reads that have not
-    started are skipped, and the function waits for the active reads. If there are enough threads for all keys, the
-    first key is read in the caller's thread.
+    If several reads raise an error, the function raises the error of the first failed key in the order of `keys`. Reads
+    that have not started are skipped, and the function waits for the active reads. If there are enough threads for all
+    keys, the first key is read in the caller's thread.
 
     Args:
         read: Must be safe for threads.

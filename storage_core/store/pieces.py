@@ -46,8 +46,8 @@ LARGEST: Final = 4
 """The size limit divided by this number is the maximum size of a write. One read also caches at most this size."""
 
 IN_CACHE: Final = "tmp"
-"""The name part of the folders in which processes fill entries. The name part is an argument for
-`storage_core.base.process`.
+"""A part of the names of the temporary folders in which processes write cache entries. `storage_core.base.process` gets
+this constant as an argument.
 """
 
 TEMPORARY: Final = f"tidemark-{IN_CACHE}-"
@@ -65,7 +65,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True, order=True)
 class Entry:
-    """An entry, or an unfinished folder of a future entry: last use, name and size on disk."""
+    """The last use, the name and the size on disk of an entry, or of the folder of an unfinished entry."""
 
     used_ns: int
     name: str
@@ -576,7 +576,7 @@ class KeptValues:
         *,
         at_hand: Callable[[int], _Value | None] = lambda _: None,
     ) -> list[_Value]:
-        """Return the value of each of these names, in the same way as `made`.
+        """Return the value of each name in `names`, as `made` does for one name.
 
         Values that are not cached are computed concurrently.
 

@@ -169,7 +169,7 @@ def _verdict(found: Stored | Failure, write_id: str, mode: PutMode, *, in_doubt:
     match mode:
         case IfAbsent():
             # A writer replaces an object only after it has created or read this object. So if objects at this key are
-            # never replaced, the found object has not replaced our own object.
+            # never replaced, another object at the key proves that our put created nothing.
             return Conflict() if isinstance(found, Stored) else None
         case IfMatch(etag):
             deleted = isinstance(found, Failure) and found.trouble is Trouble.ABSENT

@@ -102,9 +102,9 @@ def append(
 def write_rows(
     store: ObjectStore, context: SplitContext, pieces: Iterable[pa.Table], *, clock: Clock, ids: Ids
 ) -> WrittenRows:
-    """Write rows as splits of an append table, without a commit. The splits are durable when this returns.
+    """Write rows as splits of an append table, without a commit. The splits are durable when the function returns.
 
-    This counts late rows. If the table's rule requires it, this also quarantines or drops the late rows
+    The function counts late rows. If the table's rule requires it, the function also quarantines or drops the late rows
     (docs/architecture/ingestion.md). One PUT per split.
 
     Args:

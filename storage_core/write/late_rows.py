@@ -6,7 +6,7 @@ entries of a batch of landed files share objects (`SharedEntries`). Two runs may
 batches, so two objects may have the same line. Each line has an identity: the file, the content of the file, and the
 number of the line. `storage_core.maintain.quarantine` combines equal lines, and removes entries.
 
-A `LateRowFilter` accepts, quarantines or drops late rows. The table's rule determines the treatment
+A `LateRowFilter` accepts, quarantines or drops late rows. The table's rule determines how the filter treats late rows
 (docs/architecture/ingestion.md).
 """
 
@@ -61,7 +61,7 @@ SHARED = "_landed"
 """The `duckdb_view` part of the key of an object with entries of several landed files."""
 
 REWRITTEN = "_again"
-"""The `duckdb_view` part of the key of an object with entries of older objects. A dot and a number follow this source.
+"""The `duckdb_view` part of a key, if the object has entries of older objects. A dot and a number follow `_again`.
 """
 
 _MOST_SHARED_BYTES = 16 * 2**20
@@ -93,7 +93,7 @@ class SharedEntries:
             self.write_all()
 
     def write_all(self) -> None:
-        """Write the entries that are still in memory. The entries are durable when this returns.
+        """Write the entries that are still in memory. The entries are durable when the function returns.
 
         One PUT for all lines, and one PUT for all rows of one schema. The same entries are the same objects. Raises the
         errors of `write_quarantine_entry`.
@@ -237,7 +237,7 @@ class LateRowFilter:
         self.keys: list[str] = []
 
     def admit(self, rows: pa.Table, arrived_ms: Arrival) -> pa.Table:
-        """Return the rows to write, in order. Rows to quarantine are durable in the quarantine when this returns.
+        """Return the rows to write, in order. The quarantined rows are durable when the function returns.
 
         Raises the errors of `write_quarantine_entry`. After an error nothing may be acknowledged. A second attempt may
         quarantine the same late rows again. No request if no row is late. Otherwise one PUT per entry.

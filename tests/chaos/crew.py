@@ -48,7 +48,7 @@ class _Member:
 
 @dataclass(slots=True)
 class Crew:
-    """The processes of a run, one per task. As a context manager, the crew ends all its processes."""
+    """The processes of a run, one per task. The exit of the context manager ends all processes."""
 
     tasks: Sequence[Task]
     board: Board

@@ -34,7 +34,7 @@ Any other outcome is a defect.
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call, read from the line before it and the line after it. `ended` is None if the end was not recorded."""
+    """A call from a journal, with its start and its end. `ended` is None if the end was not recorded."""
 
     process: str
     number: int
@@ -54,7 +54,8 @@ class Call:
 class Journal:
     """The calls of one process.
 
-    Each process has a cell on the board. The cell contains the time of the oldest state that the running call needs.
+    The board (shared memory) has a cell for each process. The cell contains the time of the oldest state that the
+    running call needs.
     """
 
     path: Path
@@ -101,7 +102,7 @@ class Journal:
 
 
 def read(path: Path) -> Iterator[Call]:
-    """Yield the calls of a journal. The end of the last call may be missing, and the last line may be incomplete."""
+    """Yield the calls in a journal file. The last line may be incomplete, and the last call may have no end."""
     begun: dict[str, Any] | None = None
     for text in path.read_text().splitlines():
         try:

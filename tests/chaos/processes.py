@@ -1,8 +1,8 @@
 """The processes of a run: writers, appenders, maintainers, a collector, and readers of a keyed and an append table.
 
-Each process makes random calls one after another and records them in its journal. The process stops when the board
-contains the stop signal. Nothing here checks results. An outcome that `journal` does not allow ends the process with an
-error.
+Each process makes random calls one after another and records the calls in its journal. The process stops when the stop
+flag in the shared memory (`Board`) is set. Nothing here checks results. An outcome that `journal` does not allow ends
+the process with an error.
 """
 
 from __future__ import annotations

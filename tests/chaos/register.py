@@ -1,15 +1,16 @@
 """Checker of the reads that request one key of a keyed table. The key must be a linearizable register.
 
 A call takes effect as a whole, at one instant between its start and its end. A call without a recorded end takes effect
-later or never. The next claim of the region settles the content of the region. After the claim was granted
+later or never. The next claim of the region decides whether the call took effect. After the claim was granted
 (`Write.latest`), a call without a recorded end can no longer take effect. A rejected call never takes effect.
 
 A read shows the content of the key at one instant of its interval. At a level that promises less than `latest`, the
-interval starts before the read. The reads of one session at one level have instants in the order of these reads.
+interval starts before the read. For the reads of one session at one level, the instants have the same order as the
+reads.
 
 The search goes through the events in time order and keeps every state of the key that explains all reads so far. This
-is the algorithm of Wing and Gong. The search delays the effect of a write until the end of another call is only
-possible with this effect. Reads change nothing, so each read is placed as early as possible.
+is the algorithm of Wing and Gong. The search applies a write only when it cannot explain the end of a call without this
+write. Reads change nothing, so each read is placed as early as possible.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ State = tuple[int | None, int | None] | None
 
 
 class Condition(Protocol):
-    """The content of a key according to a read."""
+    """A condition on the content of a key, from the result of a read."""
 
     def matches(self, state: State) -> bool:
         """Return True if a read of a key with this state could return this content."""
@@ -109,7 +110,7 @@ class _Possible:
     """A possible explanation of the events so far.
 
     The explanation consists of the state of the key, the unfinished writes that took effect, and the unfinished reads
-    that happened.
+    that are already explained.
     """
 
     state: State = None

@@ -61,7 +61,7 @@ HOURS = 4
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 BY_PART = [{"transform": "identity", "source": "part"}]
 NEVER_MS = 3_600_000
-"""A flush period in ms that is longer than any sequence. Therefore only calls of the sequence write buffered rows."""
+"""A flush period in ms that is longer than any sequence. Only the calls in a sequence flush rows."""
 
 STEPS = 80
 SCANS = 0.25

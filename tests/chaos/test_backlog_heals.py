@@ -4,8 +4,8 @@ The daemon starts with the most urgent windows, and always stays within its budg
 
 Rows continue to arrive. The test kills the daemon several times. Between two kills, the daemon always does the same
 share of the pending work. By default there are two tables with a few windows. With SCALE=32 there are fifty tables with
-a week of hours each, and ten kills. The jobs of each run are then processes. The hourly budgets apply to a period that
-is shorter than 60 minutes.
+a week of hours each, and ten kills. At this scale, each job of a run is a separate process. The hourly budgets apply to
+a period that is shorter than 60 minutes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ schedule: {{checkpoint: "0 0 1 1 *"}}
 
 
 class Backlog:
-    """Tables with pending work in all windows, stored with the rows of the tables and the budgets.
+    """Tables with pending work in all windows, the expected rows of the tables, and the budgets.
 
     The pending work takes hours within these budgets.
     """

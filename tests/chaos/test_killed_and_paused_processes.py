@@ -46,10 +46,10 @@ S3_BLOWS = scaled(4)
 FAULT_RATE = 0.04
 
 LOCAL_HORIZON_MS = 50
-"""The horizon on disk in ms. The clock that sets the times of files may be some milliseconds late."""
+"""The GC horizon of local tables in ms. The clock that sets the times of files may be some milliseconds late."""
 
 S3_HORIZON_MS = 1_100
-"""The horizon on S3 in ms. S3 reports times in whole seconds."""
+"""The GC horizon of tables on S3 in ms. S3 reports times in whole seconds."""
 
 
 @pytest.fixture

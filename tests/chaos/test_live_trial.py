@@ -38,7 +38,7 @@ KILLS = 36 if IS_SOAK else len(KINDS)
 OFTEN = "*/10 * * * *" if IS_SOAK else "30 3 * * *"
 """The cron line of collections, checkpoints and raw-log maintenance.
 
-In a short trial, the line is due at most one time.
+In a short trial, each schedule starts at most one run.
 """
 SAMPLE_SECONDS = 2.0
 MOST_TICKS = 60
@@ -70,7 +70,7 @@ def producers(folder: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
 
 
 def live(product: Product, watch: Watch, random: Random) -> None:
-    """Kill one process after another, and wait between the kills. The kind of the process changes in turn."""
+    """Kill one process after another, and wait between the kills. The kinds of processes alternate."""
     began = time.monotonic()
     kinds = [*KINDS] * -(-KILLS // len(KINDS))
     done = 0
@@ -83,7 +83,7 @@ def live(product: Product, watch: Watch, random: Random) -> None:
 
 
 def settle(product: Product, watch: Watch) -> None:
-    """Wait until no work is left. Fail if this takes more than `MOST_TICKS` sensor ticks."""
+    """Wait until no work is left. Fail if the wait takes more than `MOST_TICKS` sensor ticks."""
     since = time.time()
     files = len(LANDED) * len(Journal(product.folder, "land").calls())
     while not (len(watch.visible) == files and watch.is_quiet(since) and owes_nothing(product)):

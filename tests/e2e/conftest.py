@@ -80,17 +80,17 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def story(tmp_path_factory: pytest.TempPathFactory, spark: Spark) -> Story:
-    """Return the access log, which lands in pieces, after all jobs. The last piece is late, with lines of every hour.
+    """Return the access log after all jobs have run.
 
-    Jobs run between the pieces.
+    The log lands in pieces, and jobs run between the pieces. The last piece is late and has lines of every hour.
 
     | step | content of the table and its indexes |
     |---|---|
     | landed | all lines except the late lines, and no index segments |
     | compacted | all lines except the late lines, in one sorted run per window, and no index segments |
-    | indexed | the same lines as after `compacted`, and every split has its index segments |
+    | indexed | the same lines as in `compacted`, and index segments for every split |
     | late | all lines, and the splits with late lines have no index segments |
-    | half | as before, the windows of the first two days compacted |
+    | half | as in `late`, with the windows of the first two days compacted |
     | whole | every window compacted, no split has a segment |
     | caught_up | every split has its segments |
     """

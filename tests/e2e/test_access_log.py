@@ -1,4 +1,4 @@
-"""The access log from landed files to compacted windows, compared with an independent parse of the raw files."""
+"""The table of the access log after each job is compared with an independent parse of the raw files."""
 
 from __future__ import annotations
 
@@ -108,15 +108,15 @@ def test_a_report_counts_every_put_and_every_byte_of_all_tasks(story: Story) -> 
         "whole": "splits/",
         "caught_up": "_indices/",
     }
-    leases = {"landed": 0, "compacted": 1, "late": 0, "whole": 1, "caught_up": 2}  # one per compaction and per index
+    leases = {"landed": 0, "compacted": 1, "late": 0, "whole": 1, "caught_up": 2}  # one lease per compaction or index
     for name, prefix in kept.items():
         report, files = story.steps[name].report, story.steps[name].new_files
         metrics = report.metrics
         results = {key: size for key, size in files.items() if key.startswith(prefix)}
         made = [key for key in files if not key.startswith("_locks/")]
         assert report.status == "committed"
-        # Apart from leases, no object is replaced. Each PUT outside of `_locks/` therefore made one file. The file is a
-        # result, a version, or the quarantine.
+        # Apart from leases, no object is replaced. Each PUT outside of `_locks/` therefore made one file. Each of these
+        # files is a result, a version, or the quarantine.
         beats = leases[name] * int(report.seconds * 1000 // INTERVAL_MS)  # a slow run renews its leases
         assert 0 <= report.requests["put"] - len(made) - leases[name] <= beats, name
         assert (metrics.splits_out, metrics.bytes_out) == (len(results), sum(results.values())), name

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.spark
 
 EVERYTHING = 100_000
 
-# The steps have no index coverage, full coverage, or different partial coverage. Only the last four steps contain the
+# At each step, index segments cover no split, all splits, or some splits. Only the last four steps contain the
 # late rows.
 WITHOUT_LATE = ("landed", "compacted", "indexed")
 WITH_LATE = ("late", "half", "whole", "caught_up")
@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def scanned(story: Story) -> Callable[[str], list[Line]]:
-    """Return the scan result at a step. Each step is scanned once."""
+    """Return a function that returns the scan result at a step. The table is scanned once per step."""
     return cache(lambda step: lines_of(story.table(step).scan().to_arrow()))
 
 

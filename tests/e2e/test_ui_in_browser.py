@@ -86,7 +86,7 @@ class Site:
     folder: Path
     url: str
     midnight: dt.datetime
-    """Midnight of the current day. The windows of `ticks` begin `DAYS` days before this midnight."""
+    """Midnight of the current day. The windows of `ticks` begin `DAYS` days before `midnight`."""
 
     def range(self) -> str:
         """Return the windows of all whole days, as a user types them."""
@@ -101,7 +101,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory, spark: Spark) -> Iterator[Site]:
-    """Return an access log with an ingested and compacted window, a report, and ticks that are not compacted yet."""
+    """Return the UI over an access log with a compacted window, a report, and the uncompacted table `ticks`."""
     folder = tmp_path_factory.mktemp("site")
     midnight = dt.datetime.now(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     with pytest.MonkeyPatch.context() as patch:
@@ -138,7 +138,7 @@ def _fill(folder: Path, spark: Spark) -> None:
 
 
 def _write_ticks(midnight: dt.datetime) -> None:
-    """Write two splits into each of eight windows of yesterday. The number of rows is the number of the window."""
+    """Write two splits into each of eight windows of yesterday. Each split of window number n has n rows."""
     table = Table.declare(load(Path("tables/ticks.yaml")))
     for batch in range(2):
         table.append([{"timestamp": at + dt.timedelta(seconds=batch), "value": n} for n, at in _rows(midnight)])

@@ -30,7 +30,7 @@ partitions: {start: 2024-01-01T00:00}
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """Make a project with a table and two landed files. Project packages with Tidemark's names exit when imported."""
+    """Make a project with a table, two landed files, and packages with Tidemark's names that fail when imported."""
     for name in OURS:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"raise SystemExit('{name} of the user was imported')\n")

@@ -96,8 +96,8 @@ def steps_of(table: Table, condition: str, columns: Sequence[str] | None = None)
     return {each.name: (each.splits, each.row_groups, each.note) for each in plan.steps}
 
 
-# For each filter, the numbers of remaining splits and row groups. Then the numbers of splits and row groups that the
-# index prunes.
+# Each filter has four numbers. The first two numbers count the remaining splits and row groups. The last two numbers
+# count the splits and row groups that the index prunes.
 FILTERS = {
     f"host = '{RARE}'": (1, 2, 3, 4),
     f"host in ('{RARE}', 'nowhere')": (1, 2, 3, 4),

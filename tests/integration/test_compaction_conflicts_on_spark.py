@@ -164,7 +164,7 @@ def test_a_keyed_merge_into_the_same_splits_wins_row_by_row(tmp_path: Path, spar
     def others() -> None:
         events.append(range(0, ROWS, 5), "replaced")
         events.delete(lambda n: n % 10 == 1)
-        events.append([5, 11, 2_000], "again")  # rows that were replaced earlier, deleted earlier, and new
+        events.append([5, 11, 2_000], "again")  # row 5 was replaced before, row 11 was deleted, and row 2000 is new
 
     report = events.compact(others)
     assert report.status == "committed"

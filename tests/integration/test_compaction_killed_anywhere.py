@@ -1,8 +1,8 @@
 """The driver of a compaction is killed at random moments, during its tasks and during its commits.
 
-`tests/e2e/test_killed_compaction.py` kills the driver just before and just after a commit. Here the moments are random.
-After a kill, every window is either unchanged or completely compacted, and the next run finishes the work. The
-collector removes the leftover objects after the horizon. `TIDEMARK_SCALE` increases the number of kills.
+`tests/e2e/test_killed_compaction.py` kills the driver just before and just after a commit. This test kills the driver
+at random moments. After a kill, every window is either unchanged or completely compacted, and the next run finishes the
+work. The collector removes the leftover objects after the horizon. `TIDEMARK_SCALE` increases the number of kills.
 """
 
 from __future__ import annotations

@@ -188,8 +188,8 @@ def test_the_same_splits_come_out_here_on_a_cluster_and_through_spark_connect(
     assert all(rows_of(Table.open(each)) == expected for each in (on_cluster.uri, uri, here))
     assert {report["rows_out"] for report in reports} == {expected.total()}
     assert sum(on_cluster.tasks.values()) == WINDOWS, "a task per merge, and none besides"
-    # The large window's task waits for a small window's task, so tasks start on both executors. A second attempt of a
-    # task can move the end of the task to the other executor. The test does not require two executors for the copy
+    # The large window's task waits for a small window's task, so tasks start on both executors. If Spark attempts a
+    # task a second time, the task may end on the other executor. The test does not require two executors for the copy
     # between the compactions, because one executor may run all tasks of the copy.
     spread = executors_by_application(cluster.begun_tasks())
     first, *between, last = sorted(spread)

@@ -94,7 +94,7 @@ def reading(ledger: Ledger, table: KeyedTable, session: str) -> Act:
 
 
 def maintaining(ledger: Ledger, table: KeyedTable) -> list[Act]:
-    """Return the acts of a merger, a sorter, a compactor and a collector. Each act first sleeps for a random time."""
+    """Return functions that merge, sort, compact and collect. Each function first sleeps for a random time."""
 
     def now_and_then(act: Callable[[], object]) -> Act:
         def maintain(random: Random) -> None:

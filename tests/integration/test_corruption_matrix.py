@@ -63,7 +63,8 @@ SOMETIMES_INVISIBLE: Mapping[tuple[str, Damage], str] = {
     (name, Damage.BIT_FLIP): NO_CHECKSUM
     for name in ("last_checkpoint", "region_hint", "tags", "gc_candidates", "gc_boundary")
 }
-# Answers that differ without an error. This is possible only if nothing else in the table refers to the object.
+# Queries that return wrong answers without an error. A wrong answer without an error is possible only if nothing else
+# in the table refers to the object.
 UNSEEN_ANSWERS: Mapping[tuple[str, Damage], frozenset[str]] = {
     ("newest version", Damage.MISSING): frozenset({"scan", "search"}),
     ("last WAL entry", Damage.MISSING): frozenset({"latest", "get"}),
@@ -72,7 +73,7 @@ UNSEEN_ANSWERS: Mapping[tuple[str, Damage], frozenset[str]] = {
 UNNAMED: Mapping[tuple[str, Damage], frozenset[str]] = {
     ("tags", Damage.MISSING): frozenset({"tag"}),
 }
-# Answers that a repair cannot restore, by the damaged object. All other answers are the same as before.
+# For each damaged object, the queries whose answers a repair cannot restore. All other answers are the same as before.
 UNRECOVERABLE: Mapping[str, frozenset[str]] = {
     "live split": frozenset({"scan", "latest", "search", "search latest", "get"}),
     "split of older versions": frozenset({"older", "tag"}),
@@ -85,7 +86,8 @@ UNRECOVERABLE: Mapping[str, frozenset[str]] = {
 }
 
 
-# Checks find only some flipped bits in these objects. The test tries seeds until one bit is found and another is not.
+# Checks find only some flipped bits in these objects. The test tries seeds until a check finds one flipped bit and
+# misses another flipped bit.
 SEEDS = range(1, 20)
 
 
@@ -181,8 +183,8 @@ CASES = [(name, kind) for name in sorted(victims()) for kind in Damage]
 
 def test_every_kind_of_object_has_a_victim_but_those_of_clones_and_mirrors() -> None:
     kinds = {parsed.kind for key in victims().values() if (parsed := parse(key)) is not None}
-    of_mirrors = {each for each in KeyKind if each.startswith(("delta", "iceberg"))}  # `test_publishing.py`
-    # `test_clones.py`: a repair needs the source
+    of_mirrors = {each for each in KeyKind if each.startswith(("delta", "iceberg"))}  # tested in `test_publishing.py`
+    # Clones are tested in `test_clones.py`, because a repair of a clone needs the source.
     assert kinds == set(OF_TABLES) - {KeyKind.SOURCE} - of_mirrors
 
 
@@ -253,8 +255,8 @@ class Judged:
     """The result of one damaged object: the findings about it, and the queries whose answers have changed.
 
     For the damaged table, `silent` has the queries with other answers, and `failed` has the queries with errors.
-    `unnamed` has the queries whose errors do not name the object. For the repaired table, `lost` has the changed
-    queries.
+    `unnamed` has the queries whose errors do not name the object. For the repaired table, `lost` has the queries whose
+    answers have changed.
     """
 
     findings: tuple[Finding, ...]
@@ -325,7 +327,7 @@ def _about(report: Report, named: set[str]) -> tuple[Finding, ...]:
 def _told_by(name: str) -> set[str]:
     """For a damaged part of a JSON checkpoint, return the keys of all JSON checkpoints.
 
-    The finding names a checkpoint if an intact part comes from another checkpoint.
+    If the damaged part is an intact part of another checkpoint, the finding has the key of a checkpoint.
     """
     if name != "json_checkpoint_part":
         return set()

@@ -52,7 +52,7 @@ def instance(kept_instance: DagsterInstance) -> DagsterInstance:
 
 
 def declared(root: Path, *said: str) -> Path:
-    """Declare one table per text, with the text added to its declaration and one landed file."""
+    """Declare one table per text. Each declaration ends with its text, and each table has one landed file."""
     folder = declare_tables(root, len(said) + 1)
     (folder / "t000.yaml").unlink()  # the table is keyed, so no file lands there
     for number, text in enumerate(said, 1):

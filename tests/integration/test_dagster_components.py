@@ -183,7 +183,7 @@ def test_a_template_is_filled_in_and_what_is_none_stays_text(
         assert declaration.uri == "s3://bucket/w/log"
         assert declaration.landing.null_values == ("1", "-")
         assert declaration.landing.pattern == pattern
-        # As in a file, the value is in seconds, although the field has another unit.
+        # The retention 86400 is in seconds, as in a declaration file. `version_retention_ms` is in milliseconds.
         assert (declaration.window, declaration.config().version_retention_ms) == (3600, 86_400_000)
         places = {str(each.metadata["dagster/uri"]) for each in defs.resolve_all_asset_specs()}
         assert places == {"s3://bucket/w/log"}

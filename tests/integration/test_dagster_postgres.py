@@ -1,4 +1,4 @@
-"""The settings of a Dagster instance whose history is in PostgreSQL. Other tests check such instances."""
+"""The settings of a Dagster instance whose history is in PostgreSQL. Other tests check running instances."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ HINT, MANIFEST, NEXT_VERSION, BOUNDARY = 1, 2, 3, 4
 def keyed() -> str:
     """Make a keyed table with even numbers in one split. Readers read the split by ranges, and it has two row groups.
 
-    The last tenth of the numbers is also in generations.
+    `flush_newer` later writes a tenth of the numbers again into generations.
     """
     uri = f"memory://{uuid4()}"
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])

@@ -118,7 +118,7 @@ def test_a_table_that_is_held_fails_the_step_which_shows_what_was_distributed_to
 
 
 def ticked(root: Path, spark: Spark, instance: DagsterInstance) -> Sequence[RunRequest]:
-    """Return the runs that the schedule requests, long after all other runs."""
+    """Evaluate the schedule at a time long after all other runs, and return the requested runs."""
     repository = definitions(root, spark).get_repository_def()
     noon = dt.datetime(2050, 1, 1, 12, tzinfo=dt.UTC)
     with build_schedule_context(instance, repository_def=repository, scheduled_execution_time=noon) as context:
@@ -140,7 +140,7 @@ def test_the_schedule_asks_until_everything_is_distributed_and_a_gap_fails_the_c
     result = distributed(root, spark, instance)
     assert verdicts(result)["nothing_is_missing"] is False
     (event,) = result.asset_materializations_for_node("all_rows__distributed")
-    assert event.metadata.keys() == METADATA - {"debt_left"} | {"gaps"}  # a missing chunk is not work of a window
+    assert event.metadata.keys() == METADATA - {"debt_left"} | {"gaps"}  # a missing chunk is not pending work
     assert event.metadata["gaps"].value == 1
     skipped = distribution_reason(raw_log, instance)
     assert isinstance(skipped, SkipReason)

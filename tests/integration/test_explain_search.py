@@ -206,7 +206,7 @@ def test_by_selectivity_rows_are_scored_exactly_or_clusters_are_looked_into(monk
         return found
 
     before = source("id < 100")
-    assert (before.how, before.exact_up_to, before.matching) == ("segment", 100, None)  # only a run can decide this
+    assert (before.how, before.exact_up_to, before.matching) == ("segment", 100, None)  # only a run counts matches
     assert before.clusters is not None
     assert before.clusters > 32
     few = source("id < 100", analyze=True)

@@ -114,7 +114,7 @@ def test_a_log_of_others_is_described_and_its_files_are_listed(
 def test_a_sound_log_of_others_is_clean_and_a_lost_file_of_it_is_named(
     dialect: str, deep: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Some file names are not hashes. A file can be a state and a commit. No advice is to move a live file."""
+    """Some file names are not hashes. A state file can also be a commit. No finding suggests moving a live file."""
     store = LocalStore(tmp_path / "table")
     DIALECTS[dialect](store)
     sizes = {path: add.size for path, add in TransactionLog(store).snapshot().splits.items()}

@@ -1,6 +1,7 @@
-"""Files of other projects give the same rows and rejections as a second reader, except for explained differences.
+"""For files of other projects, landing and a second reader return the same rows and rejections.
 
-`python -m tests.support.landed_suites` prints the counts and the differences.
+The test explains every allowed difference. `python -m tests.support.landed_suites` prints the counts and the
+differences.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ EXPLAINED: Mapping[str, Mapping[str, Sequence[str]]] = {
             "data/parsing/n_number_minus_infinity.json",
         ),
     },
-    "The values of the Avro file are not records. A row needs the fields of a record.": {
+    "The values of the Avro file are not records. A table row can only come from a record with fields.": {
         "avro": (
             "tests/avro-files/bool.avro",
             "tests/avro-files/class org.apache.avro.tool.TestDataFileTools.seperators.avro",
@@ -152,7 +153,7 @@ EXPLAINED: Mapping[str, Mapping[str, Sequence[str]]] = {
         "avro": ("tests/avro-files/recursive.avro",),
     },
 }
-"""The ways and files in which a difference from a second reader occurs, by the reason of the difference."""
+"""For each reason of a difference from a second reader, the ways of landing and the files with this difference."""
 
 REASONS: Sequence[str] = (
     "the line is not valid JSON",

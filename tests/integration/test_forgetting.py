@@ -58,7 +58,7 @@ def _appended() -> Forgetful:
 
 
 def _keyed() -> Forgetful:
-    """Make a keyed table with the person in the base, in generations, in a region's log and in superseded rows."""
+    """Make a keyed table with data of the person in the base, generations, a region's log and superseded rows."""
     made = Forgetful.create(KEYED)
     table = made.opened()
     table.append(made.rows(range(10)) + made.rows([100, 101, 102], CANARY))
@@ -92,7 +92,7 @@ def _sorted_in_regions() -> Forgetful:
 
 
 def _in_json_checkpoints() -> Forgetful:
-    """Make a table with a JSON checkpoint in parts at every version and one earlier deleted row."""
+    """Make a table with a multipart JSON checkpoint at every version. One row of the person is already deleted."""
     made = Forgetful.create(replace(APPENDED, checkpoint_format="json-multipart", checkpoint_interval=1), raw_stores=0)
     made.opened().append(made.rows(range(10)) + made.rows([100, 101], CANARY))
     made.opened().append(made.rows(range(20, 25)) + made.rows([110], CANARY))

@@ -145,4 +145,4 @@ def test_a_lease_is_held_by_the_process_that_acquired_it_and_no_copy(runs: Mappi
     run = runs["lease"]
     assert (run.parent.acknowledged, run.parent.errors) == (["held", "renewed", "advanced"], [])
     assert (run.child.acknowledged, run.child.errors) == ([], [COPY] * 3)
-    assert run.parent.seen == ["held"]  # the child's copy released nothing
+    assert run.parent.seen == ["held"]  # the copy of the lease in the child process did not release the lease

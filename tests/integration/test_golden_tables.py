@@ -1,4 +1,4 @@
-"""Tables that early 0.1 wrote still open, byte for byte, and give the same answers."""
+"""Exact copies of tables from early 0.1 releases can still be opened and return the same answers."""
 
 from __future__ import annotations
 

@@ -112,9 +112,9 @@ def test_what_is_acknowledged_and_not_merged_stays_and_is_merged_next(planes: Ke
 
 
 def test_a_merge_that_ran_while_the_table_was_restored_leaves_no_key_twice(planes: KeyedTable) -> None:
-    """The merge is planned while b is deleted, and it rewrites nothing.
+    """The merge is planned while key b is deleted, and the merge rewrites nothing.
 
-    Before the merge commits, a restore brings b back.
+    Before the merge commits, a restore brings back the row with key b.
     """
     put(planes, {"tailnum": "b", "seats": 7})
     before = planes.snapshot

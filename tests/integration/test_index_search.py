@@ -276,8 +276,8 @@ def test_of_equal_scores_the_first_in_time_come_first_and_splits_behind_them_sta
         expected = [row for row in rows if index == "text" or row["status"] == 200]
         expected.sort(key=lambda row: (row["time"], row["line"]))
         assert found == expected[:10]
-        # Full text needs the statistics of all splits. A bitmap needs only the first split. Each search reads the rows
-        # of one split.
+        # A full-text search reads the statistics of all splits. A bitmap search reads the index of the first split
+        # only. Each search reads the rows of one split.
         assert table.store.requests["get"] - requests <= (windows if index == "text" else 1) + 2
 
 

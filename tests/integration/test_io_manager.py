@@ -81,7 +81,7 @@ def rows(*numbers: int, day: int = 1, country: str = "at") -> pa.Table:
 
 
 def read(root: str, name: str = "events") -> list[Any]:
-    """Return the numbers in a table, ascending."""
+    """Return the values of the column `n` of a table in ascending order."""
     found: list[Any] = Table.open(f"{root}/{name}").scan(["n"], consistency="latest").to_arrow()["n"].to_pylist()
     return sorted(found)
 
@@ -146,7 +146,7 @@ def reading(kind: Any, seen: list[Any], **given: Any) -> AssetsDefinition:
 
 
 def numbers_of(value: Any) -> list[int]:
-    """Return the column `n` of rows of any type, ascending."""
+    """Return the values of the column `n` in ascending order. `value` can have any supported type of rows."""
     match value:
         case pa.Table():
             found = value["n"].to_pylist()

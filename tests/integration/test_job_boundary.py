@@ -1,4 +1,4 @@
-"""Guarantees of a job as a process. For example, a job reports every failure.
+"""Guarantees of the process that runs a job. For example, the process reports every failure.
 
 A dry run changes nothing.
 """

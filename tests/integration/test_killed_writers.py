@@ -160,8 +160,8 @@ def settled(known: Seats, done: list[list[object]], under_way: list[object] | No
 def outcomes(known: Seats, called: list[object]) -> list[Seats]:
     """Return the possible results of a call without a recorded end. The unfinished call wrote no row or all rows.
 
-    For gathered rows, any prefix of the rows is possible. Each gathered row is a separate call, and a call of another
-    thread may have written some of them.
+    The operation `gather` writes each row in a separate call, so any number of its first rows may be written. A call of
+    another thread may also have written some of these rows.
     """
     operation, keys, number = called
     assert isinstance(keys, list)

@@ -57,7 +57,7 @@ MILLION = 1_000_000
 
 
 class Case(NamedTuple):
-    """A file and its expected result. The result is the rows, and a part of the reason for a rejected line or file."""
+    """A file and its expected result. The result is a number of rows and a text in the reason of a rejection."""
 
     format: LandingFormat
     make: Callable[[], bytes]
@@ -234,8 +234,8 @@ def make(folder: str) -> None:
 
 def measure(folder: str) -> None:
     """Read each case in this process, and print the results and the growth of the peak memory."""
-    # These limits are 1/32 of the real limits for expansion and memory, so that the test takes only seconds. A
-    # block of lines is still within these limits.
+    # These limits are 1/32 of the real limits for expansion and memory, so that the test takes only seconds. A block of
+    # lines is smaller than the reduced limits.
     landing.ANY_RATIO_BYTES, parquet_files.MOST_VALUES = 2**25, 2**22
     confine(ADDRESS_SPACE)
     found, grown = {}, {}

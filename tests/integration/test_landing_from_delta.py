@@ -29,7 +29,7 @@ LOOKS = scaled(2)
 KILLED = 10
 """The minimum number of kills for each kind of table in a long run."""
 KILLS = {"rows": 6, "keyed": 20}
-"""A kill happens this many requests later than the last kill, and in a long run one request later."""
+"""The number of requests from one kill point to the next kill point. In a long run, the number is 1."""
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string()), ("price", pa.float64())])
 APPEND = """
 name: rows

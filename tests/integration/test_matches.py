@@ -201,7 +201,7 @@ def test_a_split_may_have_none_of_the_rows_of_a_segment_that_could_answer_for_it
     for tag in ("x", "z"):
         table.append([(0, tag, "ebb")] * 40)
     table.catch_up()
-    [whole] = table.compact().splits  # sorted by the tag, so each later output has rows of only one segment
+    [whole] = table.compact().splits  # the rows are sorted by tag, so each later split has rows of only one segment
     snapshot = table.commit_merge(table.merge([[whole]], target_bytes=400))
     assert len(snapshot.splits) > 1
     searched = Searched(store=table.store, snapshot=snapshot)

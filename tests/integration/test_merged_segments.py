@@ -458,7 +458,7 @@ def test_merge_segments_merges_what_is_small_and_builds_nothing(
     table = Table.create(str(tmp_path / "table"), pa.schema([("tag", pa.string())]), indexes=[text])
     count = segment_merge.FACTOR
     with monkeypatch.context() as patched:
-        patched.setattr(segment_merge, "FACTOR", count**2)  # with this factor, catch-ups merge nothing
+        patched.setattr(segment_merge, "FACTOR", count**2)  # with this factor, a catch-up run merges no segments
         for number in range(count):
             table.append({"tag": ("ebb", "tide")[number % 2]})
             upkeep.catch_up(table)

@@ -1,7 +1,7 @@
 """A maintenance process is stopped (SIGSTOP) at each of its requests, while another process takes over and commits.
 
-When the stopped process wakes, its clock, heartbeat and plan are outdated. The log alone decides the result of its next
-actions.
+When the stopped process wakes, its clock, heartbeat and plan are outdated. Only the log decides the result of the next
+actions of this process.
 """
 
 from __future__ import annotations

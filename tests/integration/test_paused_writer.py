@@ -122,7 +122,7 @@ def claim_and_write(store: ObjectStore) -> None:
 
     The clock of one writer is ten minutes late. The clock of the other writer is ten minutes ahead.
 
-    Both writers write, flush and merge.
+    The two writers write, flush and merge.
     """
     for minutes in (-10, 10):
         table = KeyedTable(store, SystemIds(), ManualClock(SystemClock().now_ms() + minutes * 60_000))

@@ -68,11 +68,11 @@ def test_a_generation_is_opened_only_when_bounds_and_filter_admit_the_key(table:
         flush(table, planes(number * ROWS, step=2))  # the generations have disjoint key ranges with only even numbers
     row = {"tail": "N00204", "seats": 204, "model": "x" * 50}
     assert gets(table, "N00204") == (row, VIEW_GETS + 1)  # one GET reads the WAL entry of the matching generation
-    assert gets(table, "N00205") == (None, VIEW_GETS)  # in the bounds of a generation, but not in its filter
+    assert gets(table, "N00205") == (None, VIEW_GETS)  # the key is in a generation's bounds, but not in its filter
     assert gets(table, "N99999") == (None, VIEW_GETS)  # the key is outside of the bounds of all generations
     drop_copies(table)
     manifests = GENERATIONS
-    assert gets(table, "N00204") == (row, VIEW_GETS + manifests + 1 + 1)  # and the filter
+    assert gets(table, "N00204") == (row, VIEW_GETS + manifests + 1 + 1)  # one more GET reads the filter
     assert gets(table, "N00205") == (None, VIEW_GETS + manifests + 1)
     assert gets(table, "N99999") == (None, VIEW_GETS + manifests)
     assert gets(table, "N00204", consistency="committed") == (row, VIEW_GETS - 2 + manifests + 1 + 1)
@@ -112,7 +112,7 @@ def test_a_copy_of_another_generation_is_not_used(table: Table, caplog: pytest.L
     flush(table, planes(0, 10))
     flush(table, planes(100, 10))
     copies = copied(table)
-    change_copies(table, lambda _: copies.pop())  # each generation has the copy of the other one
+    change_copies(table, lambda _: copies.pop())  # each of the two generations has the copy of the other generation
     assert gets(table, "N00003") == ({"tail": "N00003", "seats": 3, "model": "x" * 50}, VIEW_GETS + GENERATIONS - 1)
     assert "expected generation 1" in caplog.text
 

@@ -46,7 +46,7 @@ MAPPED = 46
 class Story:
     """A table with a long history that is published after each change.
 
-    The story contains the rows of a scan at each Delta version.
+    The object also contains the rows of a scan at each Delta version.
     """
 
     def __init__(self, uri: str) -> None:

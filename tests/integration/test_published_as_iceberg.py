@@ -87,7 +87,7 @@ def _table(uri: str, schema: pa.Schema = SCHEMA) -> Table:
 class Story:
     """A table with a history that is published after each change.
 
-    The story contains the rows of a scan at each published version.
+    The object also contains the rows of a scan at each published version.
     """
 
     def __init__(self, uri: str) -> None:

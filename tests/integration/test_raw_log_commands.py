@@ -1,4 +1,4 @@
-"""`tidemark append --table` and `tidemark raw`: input lines, and the output of segments, copies and gaps.
+"""`tidemark append --table` reads input lines, and `tidemark raw` prints segments, copies and gaps.
 
 Each input line is acknowledged, or it is in the list of rejected lines.
 """

@@ -34,7 +34,7 @@ PRODUCERS = ("left", "right")
 
 
 def opened(folder: Path) -> RawLog:
-    """Open the log on the stores in the file that an operator edits."""
+    """Open the raw log. An operator edits the file that lists the stores of the log."""
     names = (folder / "stores").read_text(encoding="utf-8").split()
     stores = [RawStore(folder / name.removesuffix("?"), mandatory=not name.endswith("?")) for name in names]
     return RawLog(stores, limits=LIMITS)
@@ -96,7 +96,7 @@ def told_of_each(told: list[str]) -> Counter[str]:
 
 
 def write_stores(folder: Path, stores: str) -> None:
-    """Replace the file of stores atomically."""
+    """Atomically replace the file that lists the stores."""
     (folder / "stores.new").write_text(stores, encoding="utf-8")
     (folder / "stores.new").rename(folder / "stores")
 

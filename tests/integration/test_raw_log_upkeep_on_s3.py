@@ -1,6 +1,7 @@
 """A raw log on S3 over HTTP.
 
-The test heals the log, distributes its rows exactly once by ids, and collects the log, with real requests.
+The test restores missing copies of the log, distributes the rows exactly once by ID, and collects the log, with real
+requests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A read of an older version returns rows of the base of this version, or reports that it has no other rows."""
+"""A read of an older version returns the base rows of this version. Higher consistency levels raise an error."""
 
 from __future__ import annotations
 

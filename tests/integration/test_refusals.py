@@ -241,7 +241,7 @@ def test_what_cannot_be_is_refused_with_what_to_do_and_changes_nothing(
 
 
 def test_conditions_that_are_the_same_at_all_times_are_no_less_than_a_scan_takes() -> None:
-    """The conditions cover a share of the rows, an assertion, a lambda parameter, and columns named like functions."""
+    """The conditions use a hash of the rows, an assertion, a lambda parameter, and columns with names of functions."""
     columns = [("now", pa.int64()), ("current_date", pa.int64()), ("tags", pa.list_(pa.int64()))]
     table = Table.create(f"memory://{uuid4()}", pa.schema(columns))
     table.append([{"now": n, "current_date": n, "tags": [n]} for n in range(10)])

@@ -38,7 +38,7 @@ KINDS = {"get": "/k", "put": "/k", "head": "/k", "list": "list-type", "delete": 
 
 @pytest.fixture(autouse=True)
 def canary(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
-    """Return the server. Its credentials contain a marked secret."""
+    """Return the server. The credentials for the server contain a secret that the tests search for."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "canary0id")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEY_CANARY)
     monkeypatch.setenv("AWS_SESSION_TOKEN", SESSION_CANARY)

@@ -30,7 +30,7 @@ def test_a_search_asks_a_bounded_number_of_segments_over_a_hundred_appends() -> 
         if number % 20 == 19:
             table.compact()
     assert most <= 2 * FACTOR
-    assert table.retokenised == 400  # each row is tokenized again exactly once
+    assert table.retokenised == 400  # catch-ups have tokenized each row exactly once
     assert written <= 3 * 400  # a row is written once per tier
     head = table.snapshot
     assert len(head.splits.values()) == 1  # from now on the log's manifests are in memory

@@ -49,7 +49,7 @@ def rows(first: int, count: int) -> list[dict[str, object]]:
 
 
 def make(root: Path) -> None:
-    """Make a table of splits and landed files, and a keyed table of generations. Both tables have pending work."""
+    """Make a table of splits and landed files, and a keyed table of generations. The two tables have pending work."""
     (root / "landing").mkdir(parents=True)
     for number in range(3):
         lines = [json.dumps(each, default=dt.datetime.isoformat) for each in rows(200 * number, 100)]

@@ -221,7 +221,7 @@ def test_what_is_loaded_stays_at_its_version(session: SparkSession, tmp_path: Pa
 
 
 def refusal(call: Callable[[], object]) -> str:
-    """Return the error of Tidemark in Spark's exception, which is the last line of the traceback."""
+    """Return the last line with a Tidemark error in the traceback of Spark's exception."""
     from pyspark.errors import PySparkException
 
     with pytest.raises(PySparkException) as refused:

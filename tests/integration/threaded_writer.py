@@ -52,7 +52,7 @@ Calls may be rare, because the test only needs different points of interruption.
 MAINTAINERS_PAUSE_S = 0.05
 
 READS_OF_LATENESS = 4
-"""The clock of a collector is late by this multiple of the time that a read takes.
+"""The delay of a collector's clock, as a multiple of the duration of a read.
 
 The delay is necessary, because a busy machine slows all processes.
 """
@@ -135,7 +135,7 @@ def maintain(uri: str, folder: str) -> None:
             began = time.monotonic()
             with suppress(CommitConflict):
                 done[name] += acts[name](table)
-            time.sleep(max(MAINTAINERS_PAUSE_S, 2 * (time.monotonic() - began)))  # leave a slow store idle time
+            time.sleep(max(MAINTAINERS_PAUSE_S, 2 * (time.monotonic() - began)))  # pause longer if the store is slow
 
     run_all([partial(work, name) for name in done])
     print(json.dumps(done))  # noqa: T201 -- the answer

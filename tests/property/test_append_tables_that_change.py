@@ -118,7 +118,7 @@ class AppendTables(ChangingTable):
 
     @rule(data=st.data(), times=st.integers(1, 2))
     def plan_an_ingestion(self, data: st.DataObject, times: int) -> None:
-        """Plan to ingest a file with some of the columns. Some columns of the file have a narrower type than the table.
+        """Plan to ingest a file. The file lacks some columns of the table, and some columns have a narrower type.
 
         If two plans contain the same file, only one of them is committed.
         """

@@ -154,7 +154,7 @@ def _literal(value: Any) -> str:
 def _after(uri: str, steps: list[Any]) -> tuple[Table, list[dict[str, Any]]]:
     """Return the table and its rows after these steps.
 
-    If a step is a batch, the table appends it. If a step is a number n, the table deletes the rows whose ID is a
+    A step that is a list appends its rows to the table. A step that is a number n deletes the rows whose ID is a
     multiple of n.
     """
     table, rows = Table.create(uri, SCHEMA, indexes=INDEXES), list[dict[str, Any]]()

@@ -1,7 +1,7 @@
 """Copies of a writer have the same epoch, for example on a machine that was restored from an image (decision 0011).
 
 A writer in a forked process refuses its calls (`tests/integration/test_forked_writers.py`). The table does not refuse
-the copies in this test. Every acknowledgement that the copies return must still be correct.
+the copies in this test. Every acknowledgement by a copy of the writer must still be correct.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hostile objects below `_mem_wal/`: each object is read or refused with a typed error.
 
-A seed makes the objects from valid objects, most with a correct checksum. A process with limited memory reads the
-objects.
+The test changes valid objects at random, depending on a seed. Most changed objects have a correct checksum. A process
+with limited memory reads the objects.
 """
 
 from __future__ import annotations

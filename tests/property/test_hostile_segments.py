@@ -57,7 +57,7 @@ FOOTER_END = struct.Struct("<II")
 
 
 class Forged:
-    """A table with one segment per index. The object returns the result of a search after one segment is replaced."""
+    """A table with one segment per index. The methods replace one segment and then search the table."""
 
     def __init__(self, cache: Path) -> None:
         self.cache = cache
@@ -84,7 +84,7 @@ class Forged:
         except TidemarkError as error:
             return None if kind in FORGED_CONTENT else f"{kind}: not read instead: {error!r}"
         right = self.right[index, query]
-        if kind in FORGED_CONTENT:  # a writer of rows may also write wrong index content, but must not invent rows
+        if kind in FORGED_CONTENT:  # the index content is wrong, but the search must not invent rows
             ids = rows.column("id").to_pylist()
             return None if len(set(ids)) == len(ids) and set(ids) <= {1, 2, 3, 4} else f"{kind}: {rows} of {content}"
         return None if rows == right else f"{kind}: {rows.to_pylist()} instead of {right.to_pylist()} of {content}"

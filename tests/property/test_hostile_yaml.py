@@ -1,4 +1,4 @@
-"""Any text of a declaration is valid, or a typed error refuses it with file and line. The check takes linear time."""
+"""Reading any declaration text succeeds or raises a typed error with file and line. The check takes linear time."""
 
 from __future__ import annotations
 

@@ -45,9 +45,9 @@ def few() -> Iterator[None]:
 class KeyedTables(ChangingTable):
     """A keyed table with a live writer. `known` contains the columns of this writer.
 
-    `base` are the rows of the base. `unmerged` contains the records since the last full merge. Each record is a
+    `base` contains the rows of the base. `unmerged` contains the records since the last full merge. Each record is a
     function on rows. `may_be` contains all rows that each key had since the last full merge. After a partial merge, the
-    base shows one of these rows per key.
+    base contains one of the rows in `may_be` for each key.
     """
 
     @initialize(is_local=st.booleans(), has_regions=st.booleans())

@@ -50,7 +50,7 @@ class Maintainer:
 
 
 class Leases(RuleBasedStateMachine):
-    """The rules and the model.
+    """A state machine with the rules and the model of a lease.
 
     `given` contains the tokens so far, and `lost` is True if the lease object with the last token was lost.
     """
@@ -74,7 +74,7 @@ class Leases(RuleBasedStateMachine):
     @rule(who=WHO, fault=FAULT, of_the_lease=st.booleans(), times=st.integers(1, 5))
     def store_fails(self, who: int, fault: PutFault | GetFault, times: int, *, of_the_lease: bool) -> None:
         kind: RequestKind = "put" if isinstance(fault, PutFault) else "get"
-        # A torn version file is damage, and the log reports damage. Here only the lease may be torn.
+        # A torn version file is damage, and the log reports damage. In this test, only the lease object may be torn.
         key = KEY if of_the_lease or fault in (GetFault.TORN, GetFault.EMPTY) else "_transaction_log/0"
         self.maintainers[who].store.on(kind, key, *[fault] * times)
 
@@ -153,7 +153,7 @@ class Leases(RuleBasedStateMachine):
         except Fenced:
             assert lease.token <= highest, "only a token that is spent or overtaken is refused"
         except (CommitConflict, *FAILURES):
-            pass  # the commit lost ten races, or its outcome is unknown and the invariant checks the log
+            pass  # ten conflicts, or an unknown outcome. An invariant of this class checks the log
         else:
             assert lease.token > highest
             assert dict(done.snapshot.fences)[RESOURCE] == lease.token

@@ -63,7 +63,7 @@ class Model:
         return {name: deleted or 0 for name, deleted in self.live.items()}, self.description, self.columns
 
     def restored(self, target: Model) -> Model:
-        """Return this table with the content of `target`."""
+        """Return the model after a restore of the table to the content of `target`."""
         return replace(
             self,
             live={name: self.vector_after(name, deleted) for name, deleted in target.live.items()},
@@ -136,7 +136,7 @@ class LogAgainstADictionary(RuleBasedStateMachine):
 
     @rule(writer=WRITER, pick=PICK, deleted=st.integers(0, ROWS))
     def delete_rows(self, writer: int, pick: int, deleted: int) -> None:
-        """Write a deletion vector for a live split. The commit conflicts if the split was changed or removed since.
+        """Write a deletion vector for a live split. The commit conflicts if the split no longer has the planned state.
 
         Any deletion vector changes the split, even if it is empty. The add replaces the entry of the split and depends
         on all its fields.

@@ -2,8 +2,9 @@
 
 The base is the dictionary, with one live row per key.
 
-Only the base is compared, by reads at `snapshot`, because such reads do not fold duplicates. Keys are composite, with
-texts and decimals. A table has windows over a key column, or no windows. Patches merge one map column of the table.
+Only the base is compared, by reads at `snapshot`, because reads at this level do not fold duplicates. Keys are
+composite, with texts and decimals. A table has windows over a key column, or no windows. In one map column of the
+table, a patch adds its entries to the existing map.
 """
 
 from __future__ import annotations

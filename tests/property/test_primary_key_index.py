@@ -193,7 +193,7 @@ def test_lookups_and_merges_with_the_index_equal_a_dictionary(taken: list[tuple[
             case ("collect",):
                 table.clock.now += 5_000
                 collect(table.store, table.log, clock=table.clock)
-                judged.late.clear()  # no job waits longer than the horizon
+                judged.late.clear()  # a planned job never waits longer than the GC horizon
         if step[0] in UPKEEP and number >= len(FILLED):
             judged.judge()
     event(f"told of {min(judged.answered, 9)} splits or more")

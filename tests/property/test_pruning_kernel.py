@@ -168,7 +168,8 @@ def test_pruning_on_columns_equals_a_loop_over_splits(case: tuple[list[Add], Pre
         assert step.bytes == sum(add.size for add, each in zip(adds[skip:], removed, strict=True) if each == step.name)
 
 
-# The loop. Each value becomes a key (rank, number or text). Ranks are needed because Python does not order NaN.
+# The loop. Each value becomes a key, which is a tuple of a rank and a value. The value is a number or a text. Ranks are
+# needed because Python does not order NaN.
 Key = tuple[int, Any]
 Bounds = tuple[pa.DataType, Key | None, Key | None, int | None, int | None]
 
@@ -266,9 +267,9 @@ def compare_may_match(bounds: Bounds, comparison: Comparison, value: object) -> 
 
 
 def decoded(text: str | None, kind: pa.DataType) -> Key | None:
-    """Return the key of a bound.
+    """Return the key for the text of a bound.
 
-    Return None if the bound is missing, is no value of the type, or is out of the type's range.
+    Return None if the bound is missing, is not a value of the type, or is out of the type's range.
     """
     if text is None or pa.types.is_binary(kind):
         return None
@@ -289,7 +290,7 @@ def decoded(text: str | None, kind: pa.DataType) -> Key | None:
 
 
 def keys(value: object, kind: pa.DataType) -> tuple[Key, Key] | None:
-    """Return the smallest and the largest key that a literal can mean, or None for a literal of another family."""
+    """Return the smallest and the largest key that a literal can mean, or None if the type does not fit."""
     types = pa.types
     if types.is_boolean(kind):
         return ((0, value), (0, value)) if isinstance(value, bool) else None

@@ -192,7 +192,7 @@ class _World:
 
 
 @settings(max_examples=scaled(12))
-@example([("append", 0, [1]), ("alter", 0, "parts"), ("append", 1, [0, 0, 1, 0])])  # a patch after a delete: defaults
+@example([("append", 0, [1]), ("alter", 0, "parts"), ("append", 1, [0, 0, 1, 0])])  # patch after delete uses defaults
 @given(STEPS)
 def test_each_acknowledged_row_is_read_once_whatever_happens_meanwhile(steps: list[tuple[str, object, object]]) -> None:
     world = _World(RawReads.create())

@@ -1,4 +1,4 @@
-"""Reads of unmerged records return the rows of a plain dictionary.
+"""Reads with unmerged records return the same rows as a model that is a plain dictionary.
 
 These reads keep only the changed rows of the base in memory.
 """

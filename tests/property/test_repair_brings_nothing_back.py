@@ -109,7 +109,7 @@ def _damage(store: MemoryStore, damages: list[Damage]) -> None:
 
 
 def _openable(store: ObjectStore, newest: int) -> Iterator[int]:
-    """Yield the versions that still open and read, newest first."""
+    """Yield the versions that can still be opened and read, newest first."""
     for version in range(newest, -1, -1):
         try:
             _numbers(store, version)

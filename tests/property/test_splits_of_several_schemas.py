@@ -1,6 +1,6 @@
 """The columns of a split may differ from the table's columns and have another order. Some splits have deleted rows.
 
-Queries over any number of such splits return what DuckDB returns for a native table with the same rows.
+Queries over any number of splits return the same result as queries in DuckDB over a native table with the same rows.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ QUERIES = (
 
 @st.composite
 def splits(draw: st.DrawFn) -> tuple[pa.Table, set[int]]:
-    """Draw the rows of a split, and its deleted rows.
+    """Generate the rows of a split, and the numbers of the deleted rows.
 
     The split lacks some columns and has the other columns in any order.
     """

@@ -1,10 +1,10 @@
 """No statement from DuckDB's grammar and functions reads or writes anything except the table.
 
 Statements are made from every function of the engine, at every position of a query. The arguments of the functions
-refer to a canary file, a canary in the environment, a split and a listening socket. Other statements are nested
-queries, common table expressions, and statements of other kinds. Each of these statements also occurs as serialized
-text. Most statements are refused before they run. The test asserts that no answer contains a canary, no file changes
-and no connection arrives.
+refer to a canary file, a canary in the environment, a split and a listening socket. Further statements are nested
+queries, common table expressions, and statements that are not queries. Each of these statements also occurs as
+serialized text. Most statements are refused before they run. The test asserts that no answer contains a canary, no file
+changes and no connection arrives.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ AROUND = (
 
 @dataclass(frozen=True, slots=True)
 class Trap:
-    """A table next to marked files, a marked environment variable, and a socket that records connections."""
+    """A table, files and an environment variable that contain a canary, and a socket that records connections."""
 
     table: Table
     folder: Path

@@ -1,4 +1,4 @@
-"""Full-text queries of words, AND, OR, NOT and signs find the same rows as set operations in plain Python."""
+"""Full-text queries of words, AND, OR, NOT, `+` and `-` find the same rows as set operations in plain Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many rows may tie with the last row of a page. Searches return the same rows as sorting and cutting all rows."""
+"""Many rows may tie with the last row of a page. A search returns the same rows as a sort of all rows with a limit."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Functions of a query need only a bounded amount of memory per row, for any nesting of functions.
 
-Nested calls ("towers") use every function of the engine that a query may call. The towers also use concatenations,
-casts, list functions and subqueries. Each layer applies to the layer below. A separate process runs the query. This
-process and its query processes must not take more memory than a query is allowed.
+Nested calls ("towers") use every function of the engine that a query may call. The nested calls also use
+concatenations, casts, list functions and subqueries. The result of each call is an argument of the next outer call. A
+separate process runs the query. This process and its query processes must not take more memory than a query is allowed.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ def letter(key: str) -> str:
 class Ledger:
     """The history of all actors.
 
-    The ledger also records a stamp for each generation of a region. The generation contains all writes before this
-    stamp.
+    `flushed` contains a logical time (stamp) for each generation of a region. The generation contains all writes before
+    this stamp.
     """
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class RecordedReader:
         self._history, self._table, self._session = ledger.history, table, session
 
     def read(self, level: Level, way: str, keys: Sequence[str]) -> None:
-        """Read at a level.
+        """Read rows at a consistency level, and record the result.
 
         `get` reads only the first key, `get_many` reads all keys, and `scan` and `sql` read all rows.
         """

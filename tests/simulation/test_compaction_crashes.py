@@ -209,7 +209,7 @@ def test_a_compactor_may_end_at_any_request(name: str) -> None:
         left.append((objects, committed))
     case = CASES[name]
     # If rows are deleted during the compaction, there is one more state: the last split exists, but the delete has not
-    # happened. The last state has the version.
+    # happened. In the last state, the version of the compaction exists.
     different = 1 + case.outputs + case.vectors + 1 + (case.later is not None)
     assert len(left) == different, "nothing, each split, each vector, and the version"
     for objects, committed in at_both_ends(left, lambda each: each[0]):

@@ -194,7 +194,7 @@ def writing(world: World, name: str, minutes: int) -> Process:
 
 
 def maintaining(world: World, minutes: int) -> Process:
-    """Return a process that merges, sorts and compacts. Its clock is wrong by `minutes`."""
+    """Return a process that merges, sorts and compacts. The clock of the process is wrong by `minutes`."""
 
     def merge(process: Process) -> None:
         done = process.table.merge()

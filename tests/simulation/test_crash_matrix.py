@@ -230,7 +230,7 @@ def test_a_process_may_end_at_any_request_and_others_go_on(operation: Operation)
         committed = bool(decisive) and (point.number, point.side is CrashFault.AFTER) >= (decisive[0], True)
         case = (contents(left), after if committed else before)
         if case in judged:
-            continue  # requests that only read leave the same objects, so the continuation is the same
+            continue  # a request that only reads changes no object, so this case was already checked
         judged.append(case)
         readers_see(left, case[1])
         another_writer_goes_on(copy_of(left), case[1])

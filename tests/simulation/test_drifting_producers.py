@@ -54,7 +54,7 @@ Capture = pytest.CaptureFixture[str]
 
 @dataclass(frozen=True)
 class Run:
-    """A run of the month: its time, and its expected effects."""
+    """The time of a run in the simulated month, and the expected effects of the run."""
 
     at: int
     expected: Expected
@@ -71,7 +71,7 @@ class Reported:
 
 @dataclass
 class Receiver:
-    """The receiver of alerts, and the sensor that sends the alerts. If a tick is not served, no alert is accepted."""
+    """The receiver of alerts, and the sensor that sends the alerts. With `is_served=False`, no alert is accepted."""
 
     web: Web
     sensor: SensorDefinition
@@ -101,7 +101,7 @@ class Receiver:
 
 @dataclass
 class Month:
-    """The month of a table: the product, the model, and the runs so far."""
+    """A simulated month of one table, with the product, the model, and the runs so far."""
 
     project: Project
     model: Model
@@ -329,7 +329,7 @@ def _receiver(folder: Path, web: Web, instance: DagsterInstance) -> Receiver:
 
 
 def _mend(month: Month) -> None:
-    """Declare wide columns for all fields. Retry the quarantine, which keeps only lines that cannot be rows."""
+    """Declare wide columns for all fields. Retry the quarantined lines. Only lines that can never be rows remain."""
     month.table.relax_column("site")
     month.model.mend()
     columns = month.model.columns | {"id": "long!"}

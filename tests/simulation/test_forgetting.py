@@ -2,7 +2,7 @@
 
 Also run another operation at each request of the erasure. Also run the erasure at each request of another operation.
 
-In every order of these operations, the table has all other persons but not the erased person, and the report is
+After every order of these operations, the table has the rows of all persons except the erased person. The report is
 correct.
 """
 

@@ -73,7 +73,7 @@ def test_killed_at_any_request_it_is_run_again_and_every_row_is_in_once(tmp_path
 
 
 class _Meanwhile:
-    """A folder that runs an action before its rows are read, or before its schema is checked."""
+    """A wrapper of a folder. The wrapper calls `act` before the rows are read, or before the schema is checked."""
 
     def __init__(self, folder: Folder, act: Callable[[], object], when: str = "rows") -> None:
         self.folder, self.act, self.when = folder, act, when

@@ -134,7 +134,7 @@ def test_files_that_land_after_the_crash_do_not_hide_the_files_before_it(tmp_pat
 
 @pytest.mark.parametrize("more", [False, True], ids=["one run", "one run and a run of a later file"])
 def test_two_runs_that_race_apply_each_record_once(tmp_path: Path, *, more: bool) -> None:
-    """At each request of the first run, another run executes completely. With `more`, a run of a later file follows.
+    """At every third request of one run, another run executes. With `more`, a third run ingests a later file.
 
     The run of the later file removes the names of the earlier files from the regions.
     """

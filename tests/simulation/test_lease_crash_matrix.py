@@ -33,7 +33,7 @@ Step = Callable[[TransactionLog, Lease], object]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The call that the end of the process interrupts. The call is `run`, or acquires the lease if `run` is None."""
+    """A call that a crash of the process interrupts: `run`, or the acquisition of the lease if `run` is None."""
 
     name: str
     run: Step | None
@@ -99,7 +99,7 @@ class Ended:
 
 
 def ended(case: Case, objects: MemoryStore, point: tuple[int, CrashFault] | None) -> Ended:
-    """Run the case on `objects` until the process ends at `point`. Without a point, run the whole case."""
+    """Run the case on `objects` until the process ends at `point`. If `point` is None, run the whole case."""
     store = FaultStore(objects)
     log = log_on(store, clock=ManualClock(), seed=2)
     head = log.snapshot()

@@ -210,7 +210,7 @@ class World:
         self.hinted = version
 
     def check(self) -> None:
-        """Compare the log with the results of the writers, and every way to open the log with its version files."""
+        """Check the log against the writers' results. Compare each way to open the log with the version files."""
         self.oracle.check_versions()
         pending = {work.commit_id: work for writer in self.writers for work in writer.pending}
         for version in self.oracle.read()[1:]:
@@ -349,7 +349,7 @@ class Writer:
             self.attempt(Work(kind=RESTORE, planned=target, actions=(), commit_id=commit_id))
 
     def committed(self, work: Work, result: CommitResult) -> None:
-        """Record a success. Either the version exists, or all its repeated transactions are already recorded."""
+        """Record a success. The version exists, or all transactions of the commit were already recorded."""
         version = self.world.oracle.find(result.commit_id)
         if version is None:
             assert result.already_committed, "acknowledged, but not there"

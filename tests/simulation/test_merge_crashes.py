@@ -107,7 +107,7 @@ def test_a_merger_may_end_at_any_request_and_the_rows_are_merged_once(side: Cras
         committed = number > decisive or (number == decisive and side is CrashFault.AFTER)
         case = (frozenset(info.key for info in left.list("")), committed)
         if case in judged:
-            continue  # requests that only read leave the same objects
+            continue  # a request that only reads changes no object, so this case was already checked
         judged.append(case)
         assert _base(left) == (after if committed else before)
         assert _process(left, 4).rows() == after, "what is acknowledged is read, merged or not"

@@ -65,7 +65,7 @@ def _config(mirrors: Mirrors) -> TableConfig:
 def _start(mirrors: Mirrors, name: str = "copy") -> MemoryStore:
     """Return a published table that changed later.
 
-    A mirror belongs to one location, so copies of the store keep its name.
+    A mirror belongs to one location, so copies of the store have the same name as the store.
     """
     store = MemoryStore(name)
     table = created(store, _config(mirrors))

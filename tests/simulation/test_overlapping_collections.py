@@ -39,7 +39,7 @@ HORIZON_MS = 60_000
 TAG = "kept"
 LONGEST_BURST = 60
 AHEAD_MS = 2 * START_MS
-"""The constant time of all objects, later than all process clocks. Equal runs therefore leave equal bytes."""
+"""The constant time of all objects, later than all process clocks. Identical runs therefore write identical bytes."""
 
 
 def _plane(name: str, seats: int) -> Row:
@@ -155,7 +155,7 @@ def _goes_on_and_collects(store: ObjectStore) -> int:
 def _goes_on_and_collects_later(store: ObjectStore) -> int:
     """Collect later. By its own clock, the paused collection still retains a version whose generations are deleted.
 
-    The version was superseded after the time of the paused collection's clock.
+    According to the clock of the paused collection, this version is not superseded yet.
     """
     for seats in (11, 12):
         _go_on(store, seats, ManualClock(START_MS + 2 * 10**9, step_ms=1))
@@ -186,7 +186,7 @@ def test_a_collection_that_is_paused_at_any_request_ends_well_or_with_a_conflict
 
 
 class EachLook:
-    """A `watch` of a collection.
+    """A `watch` hook for the store of a collection.
 
     After each read of the waiting generations, the hook merges and collects these generations.
 
@@ -253,7 +253,7 @@ class Turns:
         return wait
 
     def ended(self, name: str) -> None:
-        """Note that the process makes no more requests."""
+        """Record that the process makes no more requests."""
         with self._changed:
             self._running.remove(name)
             self._draw()

@@ -43,7 +43,7 @@ def _board(stores: dict[str, ObjectStore], seed: int = 1) -> Board:
 
 
 def _copies() -> dict[str, MemoryStore]:
-    """Return copies of the stores. All copies have the same age, and share one clock that a collection moves."""
+    """Return copies of the stores. All copies have the same age and share one clock. A collection sets the clock."""
     found = start()
     CLOCK.now = START_MS
     return {name: copy_of(found[name], name, CLOCK) for name in NAMES}

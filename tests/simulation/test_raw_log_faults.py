@@ -51,7 +51,7 @@ READ_RATES: Mapping[Fault, float] = {
 
 @dataclass
 class Told:
-    """The results that the callers got for their values."""
+    """The appended values, grouped by the result that the caller got."""
 
     acknowledged: list[int] = field(default_factory=list)
     unknown: set[int] = field(default_factory=set)

@@ -4,7 +4,7 @@ Acknowledged rows exist exactly once.
 
 The put of the region's manifest commits the sort. Before this put, no object refers to the new files. After this put,
 the sorted generation replaces its inputs. Every process that continues (writer, distributor, merger, sorter or
-collector) finds one of these two states.
+collector) finds the state before or after this put.
 """
 
 from __future__ import annotations

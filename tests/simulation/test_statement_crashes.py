@@ -2,7 +2,7 @@
 
 The statement is done completely or not at all.
 
-The statement is also done completely or not at all if the store does not report the outcome of the commit. A statement
+If the store does not report the outcome of the commit, the statement is also done completely or not at all. A statement
 that must be applied once is applied once, even if it is repeated.
 """
 

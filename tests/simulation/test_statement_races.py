@@ -1,6 +1,6 @@
 """Let another process commit at each request of a statement.
 
-Also let the statement commit at each request of the other process.
+Also run and commit the statement at each request of the other process.
 
 The result must equal the effect of the commits in the order of the log. The conflict table of statements contains all
 pairs, and each cell is one test.
@@ -139,9 +139,9 @@ OTHERS: Mapping[str, tuple[str, Act, Model]] = {
     "ingest": ("INGEST", _ingest, lambda rows: [*rows, *LANDED]),
 }
 
-# "mine" is the tested statement and "theirs" is the other action. ok: both commit in either order, and mine may plan
-# again. abort: mine commits nothing if theirs committed after mine was planned. If two processes ingest one file, the
-# second process finds nothing to do.
+# "mine" is the tested statement, and "theirs" is the other action. "ok" means that the two actions commit in either
+# order, and "mine" may be planned again. "abort" means that "mine" commits nothing if "theirs" committed after "mine"
+# was planned. If two processes ingest one file, the second process finds nothing to do.
 TABLE = """
 mine \\ theirs  | delete | delete an hour | update | overwrite | upsert | append | compact | index | expire | restore | upkeep | sort schema | columns | window | rewindow | ingest
 delete         | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | ok          | ok      | ok     | ok       | ok
@@ -163,10 +163,10 @@ ingest         | ok     | ok             | ok     | ok        | ok     | ok     
 
 @cache
 def _repeatable(name: str) -> Callable[[ObjectStore], None]:
-    """Return the other action.
+    """Return the action `name`, which runs during the statement.
 
-    The effect of the action is computed once for equal objects. Most requests of a statement only read, so the objects
-    are often equal.
+    The effect of the action is computed once for equal objects. Most requests of a statement only read, so two requests
+    often see equal objects.
     """
 
     def act(store: ObjectStore) -> None:

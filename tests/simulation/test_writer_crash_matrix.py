@@ -32,7 +32,8 @@ NEVER_BY_ITSELF = 10**12
 class Process:
     """A process that writes, and its results.
 
-    `sure` contains the rows after the acknowledged calls. `perhaps` also includes the effect of the running call.
+    `sure` contains the expected rows of the table after all acknowledged calls. `perhaps` also includes the effect of
+    the running call.
     """
 
     table: KeyedTable

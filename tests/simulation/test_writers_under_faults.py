@@ -90,7 +90,7 @@ class Possible:
 
 
 class World:
-    """The objects, the processes, and the possible contents."""
+    """The stored objects, the processes, and the possible contents of the table in a simulation."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)

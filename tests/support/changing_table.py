@@ -172,7 +172,7 @@ class ChangingTable(RuleBasedStateMachine):
         return [each for each in self.model.columns if each.id > len(FIXED)]
 
     def drawn(self, data: st.DataObject, columns: Sequence[Column]) -> Row:
-        """Draw a row of these columns with a new ID."""
+        """Generate a row with these columns and a new ID."""
         self.numbers += 1
         given = {each.id: data.draw(values(each), label=each.name) for each in columns if each.id != 1}
         return {1: self.numbers, **given}

@@ -2,8 +2,8 @@
 
 Each actor records its calls with stamps of one logical clock. A lower stamp is always earlier than a higher stamp.
 `check` then requires an explanation for each read: in each region, the read must equal a prefix of the writes. The
-prefix contains all writes that the level promises, and all writes that the session has already seen. A read with a gap,
-a duplicate, an invented row, a stale value or an older value equals no prefix.
+prefix contains all writes that the consistency level guarantees, and all writes that the session has already read. A
+read with a gap, a duplicate, an invented row, a stale value or an older value equals no prefix.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class History:
 
 
 def check(history: History, region_of: Callable[[str], str]) -> None:
-    """Raise `AssertionError` if a read has no explanation. The error contains this read.
+    """Raise `AssertionError` if a read has no explanation. The error text contains the unexplained read.
 
     `region_of` returns the region of a key. One combination of unknown outcomes must be consistent with all reads. Each
     unknown outcome doubles the number of choices for its region.

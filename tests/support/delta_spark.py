@@ -34,7 +34,7 @@ _SMALL = "--conf spark.sql.shuffle.partitions=2 --conf spark.default.parallelism
 
 
 class DeltaSpark:
-    """Client of the process."""
+    """Client of the process that runs Spark with Delta Lake."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process

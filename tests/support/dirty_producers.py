@@ -1,4 +1,4 @@
-"""Producers of JSON lines whose fields change, who send broken lines, and who send files again. A seed decides."""
+"""Producers that send JSON lines with changing fields, broken lines and repeated files. The producers use a seed."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class InlineTasks:
 
 @dataclass(slots=True)
 class TasksMeanwhile:
-    """Tasks that run another action once, before the first `divide` or the first `fill`."""
+    """Tasks that call `happens` once, before the first `divide` or the first `fill`."""
 
     tasks: Tasks
     happens: Callable[[], object]

@@ -57,7 +57,7 @@ def put_hint(store: ObjectStore, version: int) -> None:
 
 
 def entry_schema() -> dict[str, Any]:
-    """Return the schema of a file entry: an unknown field, then the documented fields reversed and renumbered."""
+    """Return a file entry's schema with an unknown field, reversed documented fields, and new field IDs."""
     unknown = {"name": "aggregateHints", "type": ["null", "string"], "default": None, "field-id": 150}
     documented = [each for each in _fields(avro_state.ENTRY_SCHEMA) if each["field-id"] < min(OWN_FIELD_IDS)]
     renumbered = [{**each, "field-id": 900 + position} for position, each in enumerate([unknown, *documented[::-1]])]

@@ -239,7 +239,7 @@ class Forgetful:
         return {"people": log_offsets(self.opened().log.snapshot())}
 
     def places(self) -> set[tuple[str, str]]:
-        """Return the objects of all stores that contain the person to erase."""
+        """Return the objects of all stores that contain data of the person to erase."""
         return set().union(*(places_of(each) for each in self.stores))
 
     def report(self, where: str = WHERE) -> ForgetReport:
@@ -255,7 +255,7 @@ class Forgetful:
 
 
 DATA = frozenset({"split", "raw_chunk", "quarantine"})
-"""Objects that contain whole rows. WAL entries also contain deletes and patches with only the key of the person."""
+"""Objects that contain whole rows. WAL entries also have deletes and patches with only the key of an erased person."""
 
 
 def require_true(report: ForgetReport, places: set[tuple[str, str]]) -> None:

@@ -17,7 +17,7 @@ def text_of(values: Sequence[bytes], type_: pa.DataType | None = None) -> pa.Arr
 
 
 def with_offsets(offsets: Sequence[int], data: bytes = b"abc", type_: pa.DataType | None = None) -> pa.Array:
-    """Return a string array with these offsets, in any order."""
+    """Return a string array with these offsets. The offsets need not be in ascending order."""
     held = type_ or pa.string()
     packed = struct.pack(f"<{len(offsets)}{'q' if pa.types.is_large_string(held) else 'i'}", *offsets)
     return pa.Array.from_buffers(held, len(offsets) - 1, [None, pa.py_buffer(packed), pa.py_buffer(data)])

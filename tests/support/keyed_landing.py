@@ -109,7 +109,7 @@ class KeyedLanding:
         return self.table.rows()
 
     def names(self) -> dict[object, object]:
-        """Return the name of each row by its key."""
+        """Return a mapping from the key of each row to the value of the column `name`."""
         return {key: row["name"] for key, row in self.rows().items()}
 
     def metrics(self) -> Mapping[str, object]:

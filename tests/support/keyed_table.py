@@ -80,7 +80,7 @@ class KeyedTable:
         return RegionWriter.open(self.store, self.snapshot, clock=self.clock, ids=self.ids, options=options)
 
     def routing_writer(self, only: Region | None = None) -> RoutingWriter:
-        """Return a writer to all regions of a table with several regions, or to one region."""
+        """Return a writer for a table with several regions. With `only`, the writer writes only to this region."""
         return RoutingWriter(self.store, self.snapshot, clock=self.clock, ids=self.ids, only=only)
 
     def execute(self, work: MergeWork) -> MergeResult:

@@ -181,7 +181,7 @@ class JsonText:
 
 
 def json_texts(way: str, files: Iterable[SuiteFile]) -> list[JsonText]:
-    """Return the landed texts of JSON files in one of `JSON_WAYS`. Files that this way excludes are omitted."""
+    """Return the landed texts of JSON files in one of `JSON_WAYS`. Files that cannot land in `way` are omitted."""
     texts = [(file, _json_text(way, file)) for file in files if file.form == "json"]
     return [
         JsonText(f"{way}-{number:03}-{file.short_name if data is file.data else file.plain_name}", file, data)
@@ -242,7 +242,7 @@ def _json_difference(file: SuiteFile, way: str, landed: Landed, expected: Expect
 
 
 def _against_name(file: SuiteFile, way: str, landed: Landed) -> str | None:
-    """Return the difference from the name of a file: `y_` is a valid text, `n_` is not, and `i_` can be either."""
+    """Return the difference between the result and the file name (`y_` is valid, `n_` is invalid, `i_` is either)."""
     is_refused = landed.refused or (landed.rejected and not landed.rows)
     if file.short_name.startswith("n_") and not is_refused:
         return f"{_counts(landed)}, and the suite requires a refusal"

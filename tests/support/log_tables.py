@@ -35,7 +35,7 @@ def log_on(store: ObjectStore, *, clock: ManualClock | None = None, seed: int = 
 
 
 def split(name: str, rows: int = 1) -> Add:
-    """Return the add of a split. The log never opens the file."""
+    """Return the add action of a split. The log never opens the file."""
     return Add(path=f"splits/all/{name}.parquet", size=100 * rows, modificationTime=START_MS, numRecords=rows)
 
 

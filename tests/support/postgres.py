@@ -50,14 +50,14 @@ class Postgres:
         self._server.ensure_postgres_running()
 
     def place(self) -> str:
-        """Return the URL of an empty schema, as a superuser."""
+        """Create an empty schema, and return its URL for a superuser."""
         name = f"place_{next(self._numbers)}"
         with psycopg.connect(self.uri, autocommit=True) as connection:
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(name)))
         return f"{self.uri}&options=-csearch_path%3D{name}"
 
     def owned_place(self) -> str:
-        """Return the URL of an empty schema, as a role with no rights except to own the schema."""
+        """Create an empty schema, and return its URL for a role whose only right is to own the schema."""
         place = self.place()
         name = place.rpartition("%3D")[2]
         role = self.role(f"owner_of_{name}")

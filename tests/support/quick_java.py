@@ -16,7 +16,7 @@ NAMES = ("SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS")
 def options(messages: Path = java.MESSAGES) -> str:
     """Return the options of a short-lived JVM.
 
-    The file `messages` contains its log4j settings (default: those of jobs).
+    The file `messages` contains the log4j settings of the JVM (default: the settings of jobs).
     """
     return java.options(java.QUICK, messages)
 

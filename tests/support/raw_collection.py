@@ -41,7 +41,7 @@ def raw_board(*names: str) -> Board:
 
 
 def offsets_of(board: Board) -> ByTable:
-    """Return the offsets of every existing table of the board. Other tables have no offsets."""
+    """Return the offsets of every existing table in `board`. Other tables have no offsets."""
     found: dict[str, dict[str, int]] = {}
     for name, store in board.tables.items():
         log = TransactionLog(store)
@@ -52,7 +52,7 @@ def offsets_of(board: Board) -> ByTable:
 def collector(
     board: Board, *, now_ms: int = LONG_AFTER, horizon_ms: int = 0, retention_ms: int = DAY_MS, seed: int = 9
 ) -> RawLogCollector:
-    """Return a collector of the board's raw log.
+    """Return a collector for the raw log in `board`.
 
     The time of the collector and of the stores is long after all writes.
     """

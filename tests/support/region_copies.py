@@ -41,5 +41,5 @@ def change_copies(table: Table, change: Callable[[Copies], Copies]) -> None:
 
 
 def drop_copies(table: Table) -> None:
-    """Commit the next manifest of each region as a release without support for copies does."""
+    """Commit the next manifest of each region without `Copies`, like a release that does not support `Copies`."""
     change_copies(table, lambda _: Copies())

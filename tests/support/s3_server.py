@@ -1,4 +1,4 @@
-"""A real S3 API server for tests, with a front that makes requests fail (docs/architecture/object-store.md).
+"""A real S3 API server for tests, with scripted faults of requests (docs/architecture/object-store.md).
 
 The server is moto's, over HTTP on a free loopback port. This module adds two guarantees of S3 that moto 5.2 lacks:
 

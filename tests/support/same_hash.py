@@ -16,7 +16,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 def keys_of_one_hash(count: int) -> pa.Table:
     """Return this many different keys of the columns `a` and `b`. All keys have the same hash."""
     first = np.arange(count, dtype=np.int64)
-    begun = key_hashes(pa.table({"a": first}), ["a"]) + _GOLDEN  # `begun` is combined with the hash of `b`
+    begun = key_hashes(pa.table({"a": first}), ["a"]) + _GOLDEN  # the key hash combines `begun` with the hash of `b`
     wanted = begun ^ begun[0]  # with this hash of `b`, every key has the combined hash `begun[0]`
     second = _unmixed(wanted) - _GOLDEN
     found = pa.table({"a": first, "b": second.view(np.int64)})

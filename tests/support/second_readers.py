@@ -1,4 +1,4 @@
-"""Readers of files that share no code with the product and return the rows that a landed file should become.
+"""Independent readers that share no code with the product and return the expected rows of a landed file.
 
 Python's own modules read JSON and CSV, `fastavro` reads Avro, DuckDB and Arrow read Parquet, and Arrow reads Arrow.
 The following rules belong to landing and not to the formats:
@@ -88,7 +88,7 @@ def read_json(data: bytes) -> Any:
 
 
 def _values(data: bytes) -> Iterator[Any]:
-    """Yield the values of a sequence of JSON texts, as `read_json` returns each."""
+    """Yield the values of a sequence of JSON texts. Each value has the form that `read_json` returns."""
     text = data.decode()
     place = _next(text, 0)
     while place < len(text):

@@ -195,7 +195,7 @@ class StandaloneCluster:
         return path
 
     def tasks(self, ending: str = "Success") -> dict[str, int]:
-        """Return the number of tasks with this ending by executor. The application and a number identify an executor.
+        """Count the tasks that ended with `ending` by executor. The application and a number identify an executor.
 
         Endings are named as in Spark's event log: `Success`, `TaskKilled`, `ExecutorLostFailure`. Spark writes the
         event log a little later than it replies. The call therefore waits for the end of every job whose start is in

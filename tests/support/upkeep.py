@@ -20,7 +20,7 @@ from storage_core.write.region import generation_write
 from storage_core.write.region.generation_write import SortingTerms
 
 ANY = SortingTerms(generations=0)
-"""Terms that allow a sort even if only one generation waits."""
+"""Conditions that allow a sort even if only one generation waits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """Test program: a process reads while the machine lacks file descriptors, address space or disk space.
 
 `python -m tests.unit.poor_machine CONDITION STEPS` prints one line per step and query: `answered`, or the error. STEPS
-are numbers separated by commas. `LEAST:MOST:WITHIN reads` tries each read with the steps LEAST and MOST. The program
-then bisects to find the first step with an answer, to an accuracy of WITHIN. Each try has its own fresh process, and
-the output contains the cause if the process dies. With `checkpointed`, that process must first read a checkpoint.
+are numbers separated by commas. With `LEAST:MOST:WITHIN reads`, the program tries each read with the step numbers LEAST
+and MOST. The program then bisects to find the first step with an answer, to an accuracy of WITHIN. Each try has its own
+fresh process, and the output contains the cause if the process dies. With `checkpointed`, that process must first read
+a checkpoint.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def main() -> None:
 
 
 def bisect(answers: Callable[[int], bool], least: int, most: int, within: int) -> None:
-    """Try `least` and `most`, and bisect until the first step with an answer is known."""
+    """Call `answers` for `least` and `most`. Then bisect to find the first step with an answer, up to `within`."""
     answers(least)
     answers(most)
     while most - least > within:

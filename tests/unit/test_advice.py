@@ -34,7 +34,7 @@ from storage_core.write.ingest.landing import LandedFile, LandingSpec
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [path for folder in ("storage_core", "jobs", "assets", "pipelines") for path in (ROOT / folder).rglob("*.py")]
 OWN = "copy a backup of live/ into any store"
-ADVICES = (SEE_CORRUPT, OWN, "restore the object", "break it", "Land the whole file again")
+ADVICES = (SEE_CORRUPT, OWN, "restore the object", "break the lease", "Land the whole file again")
 
 # Handlers of these classes may handle a `Corrupt`.
 CAUGHT = {"Corrupt", "TidemarkError", "DAMAGE", "UNREADABLE", "LASTING"}
@@ -58,7 +58,7 @@ def test_damage_is_shown_with_the_advice_to_run_fsck_and_with_its_own_where_it_h
     version = version_key(3)
     expected = bundle.Expected(where="index/a", size=100, footer_offset=10, xxh3="0" * 16, identity="a")
     assert advices(str(raised(lambda: decode_version(b"", version)))) == [SEE_CORRUPT]
-    assert advices(str(raised(lambda: documents.decode_lease(b"{}", lock_key("merge"))))) == ["break it"]
+    assert advices(str(raised(lambda: documents.decode_lease(b"{}", lock_key("merge"))))) == ["break the lease"]
     assert advices(str(raised(lambda: bundle.unpack_bundle(b"", expected)))) == ["restore the object"]
 
 

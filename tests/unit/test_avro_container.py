@@ -64,7 +64,8 @@ def test_a_file_cut_anywhere_is_torn_also_between_two_blocks() -> None:
     assert len(ends) > 2
     for cut in {*range(0, len(data), 97), *ends[1:-1]}:
         if cut in ends:
-            # A prefix at a block border is a valid container. Only the state's count shows that records are missing.
+            # A container that is cut at the end of a block is still a valid container. Only the state's count shows
+            # that records are missing.
             assert inspect(data[:cut], "f").records < 3000
         else:
             with pytest.raises(Corrupt, match="f: "):

@@ -61,7 +61,7 @@ def _merged(store: MemoryStore, operation: CompactionTask) -> pa.Table:
 
 
 def _require(wrong: pa.Table, store: MemoryStore, operation: CompactionTask) -> None:
-    """Run the check of the compaction kernel for moved columns. The columns of `wrong` are the checked output."""
+    """Run the check of the compaction kernel for moved columns. The table `wrong` is the checked output."""
     inputs = [open_split(store, add, as_dictionary=True).read() for add in operation.inputs]
     rows = [table.num_rows for table in inputs]
     way = route(merge_order(inputs, operation.context.order).runs.positions(rows), sum(rows))

@@ -103,8 +103,9 @@ MINE: Mapping[str, Commit | None] = {
     "prune": prune(),
 }
 
-# "mine" is the commit of the row and "theirs" is the commit of the column. ok: mine commits after theirs. abort: mine
-# writes nothing and must plan again. drop: mine commits without the segment of a removed split.
+# "mine" is the commit of the row, and "theirs" is the commit of the column. "ok" means that "mine" commits after
+# "theirs". "abort" means that "mine" writes nothing and must be planned again. "drop" means that "mine" commits without
+# the segment of a removed split.
 TABLE = """
 mine \\ theirs | append | merge r | merge q | delete a | compact c d | compact a b | index c | index a | upkeep | window | drop idx | checkpoint | ingest | prune
 append        | ok     | ok      | ok      | ok       | ok          | ok          | ok      | ok      | ok     | abort  | ok       | ok          | ok     | ok

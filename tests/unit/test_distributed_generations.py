@@ -1,4 +1,4 @@
-"""Distributed generations come after the acknowledged records, exactly once, even if the distributor ends anywhere."""
+"""The distributor adds its generations exactly once, after the acknowledged records, even if it ends at any point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run requests for pending generations: their number, and the bytes to read, which the budgets use."""
+"""Run requests for pending generations contain the number of generations and the bytes to read for the budgets."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_opening_one_of_many_states_without_metadata_is_a_get_for_each_also_when
         metered = MeteredStore(foreign)
         found = log_on(metered).snapshot()
         assert (found.version, found.metadata) == (40, metadata())
-        # The missing hint, the state, earlier states, version 0, and a probe for the next version.
+        # The GETs read the missing hint, the state, earlier states and version 0, and probe for the next version.
         assert metered.requests["get"] <= 1 + 3 + 40 + 1 + 1
     foreign.delete([version_key(0)])
     metered = MeteredStore(foreign)

@@ -168,7 +168,7 @@ def test_every_call_of_an_entry_learns_that_its_outcome_is_unknown(gate: Gate, c
     with gate.closed():
         calls = [callers.start(lambda: writer.put(plane("a")))]
         calls += [callers.join(partial(writer.put, plane(name)), writer) for name in "bc"]
-        # The store chooses the step of the blocked request only when the gate opens.
+        # The store chooses the fault of the blocked request only when the gate opens.
         store.on_put(WAL, *[PutFault.DELAYED_THEN_UNKNOWN] * 4)
     for call in calls:
         with pytest.raises(CommitUnknown):

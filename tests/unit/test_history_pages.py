@@ -398,14 +398,14 @@ def test_a_page_costs_what_it_reads_and_nothing_of_what_was_read_before() -> Non
     assert all(set(each) == {"get"} for each in spent[1:])
     gets = {kind: [each["get"] for at, each in zip(kinds, spent, strict=True) if at == kind] for kind in set(kinds)}
     assert gets == {
-        # A page of the base reads the split. To detect the last row, the page also reads the next split, or the
-        # manifest, generation and entry.
+        # To return a page of the base, the call reads the split. To detect the last row, the call also reads the next
+        # split, or the manifest, the generation and the entry.
         "InBase": [5, 1, 1, 1, 1, 2, 1, 1, 1, 1, 4],
-        # A page of a generation reads the manifest, the generation and the entry. The page then reads the next entry,
-        # and the generation of this entry if the generation differs.
+        # For a page of a generation, the call reads the manifest, the generation and the entry. The call then reads the
+        # next entry. If the next entry is in another generation, the call also reads the other generation.
         "InGenerations": [3, 4, 4, 5, 3, 4, 4, 4],
-        # A page of the log reads the entry and the next entry. The sentinel of the second claim is between two of the
-        # entries.
+        # For a page of the log, the call reads the entry and the next entry. The sentinel of the second claim is
+        # between two of the entries.
         "InTail": [2, 3, 2, 1],
     }
 

@@ -56,14 +56,14 @@ class World:
         self.clock.now += duration_ms
 
     def upkeep(self) -> None:
-        """Merge in a new process after a silence."""
+        """Wait until the writers count as idle. Then merge in a new process."""
         self.wait()
         merger = self.process()
         merger.flush_idle()
         merger.merge_all()
 
     def check(self, expected: Mapping[str, int]) -> None:
-        """Check that each acknowledged row is there once, now and after a silence of the writers."""
+        """Check that each acknowledged row exists once, before and after a merge of the idle regions."""
         assert seats(self.table) == expected
         self.upkeep()
         assert base_seats(self.table) == expected

@@ -1,4 +1,4 @@
-"""Helpers that several texts about a run share."""
+"""Helpers that format lists in the texts of run reports and errors."""
 
 from __future__ import annotations
 

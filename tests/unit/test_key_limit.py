@@ -1,4 +1,4 @@
-"""Every write path has the same key limit, and a region with a longer key from early 0.1 keeps working."""
+"""Every write path has the same key limit. A region with a longer key from an early 0.1 release still works."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ def test_a_record_without_a_key_is_named_and_quarantined() -> None:
 
 
 def test_a_closed_region_with_a_key_of_17_mb_from_before_the_limit_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Early 0.1 left its generation with full-length bounds, and closed the region before its merge."""
+    """An early 0.1 release wrote full-length key bounds, and closed the region before the generation was merged."""
     key = "k" * 17_000_000
     table = KeyedTable(MemoryStore("planes")).create()
     with monkeypatch.context() as before, table.writer() as writer:

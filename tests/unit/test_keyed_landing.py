@@ -1,4 +1,4 @@
-"""Landed files change a keyed table by key: operations, order, envelopes, quarantine, and each file once."""
+"""Landed files change a keyed table by key. Tests cover operations, order, envelopes, quarantine and repetition."""
 
 from __future__ import annotations
 

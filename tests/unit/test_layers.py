@@ -54,7 +54,7 @@ FORBIDDEN: Mapping[str, frozenset[str]] = {
 
 
 def layer_of(module: str) -> str | None:
-    """Return the layer of a module. A layer is the longest table entry that is the module or its parent."""
+    """Return the layer of a module. The layer is the longest entry of `HEIGHT` that is the module or a parent."""
     parts = module.split(".")
     # `storage_core` itself is the facade and not a parent of layers. So an unknown module `storage_core.x` has no
     # layer.

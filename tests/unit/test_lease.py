@@ -487,7 +487,7 @@ def test_tokens_survive_a_checkpoint(store: MemoryStore) -> None:
 class ScriptedStopEvent:
     """A stop event for tests.
 
-    Each wait runs one of `acts` and times out. After the last act, a wait reports the event as set.
+    Each call of `wait` runs the next function of `acts` and times out. After the last function, `wait` returns True.
     """
 
     def __init__(self, *acts: Callable[[], object]) -> None:

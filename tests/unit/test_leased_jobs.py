@@ -48,7 +48,7 @@ def uri(tmp_path: Path) -> str:
 
 
 class ActingClock(ManualClock):
-    """A manual clock that runs an act during its first sleep."""
+    """A manual clock that calls the function `act` during its first sleep."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class ActingClock(ManualClock):
 
 
 class Bench:
-    """A table in memory, the clock of the run on it, and a second process on the same table."""
+    """A table in memory with two processes, a run and another process, and the clock of the run."""
 
     def __init__(self, wrap: Callable[[MemoryStore], ObjectStore] = lambda store: store) -> None:
         self.store = MemoryStore("bench", clock=ManualClock())

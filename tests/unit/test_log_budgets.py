@@ -19,7 +19,7 @@ from tests.support.copies import copy_of
 from tests.support.log_tables import log_on, metadata, removal, split
 
 AGES = (13, 1_003, 10_003)
-"""Each version number is three versions after a state, so that only the length of the history differs."""
+"""Each version is three versions after a checkpoint state, so the logs differ only in the length of the history."""
 
 FILES = 20
 HINT = f"{LOG_PREFIX}_last_checkpoint"
@@ -30,7 +30,7 @@ Aged = Callable[[int], MemoryStore]
 
 @pytest.fixture(scope="module")
 def logs() -> Mapping[int, MemoryStore]:
-    """Return the log at each version of `AGES`, built by commits. Every commit replaces a split, and 20 stay live."""
+    """Return the log at each version of `AGES`, built by commits. Every commit replaces one of the 20 live splits."""
     store = MemoryStore("aged")
     log = log_on(store)
     head = log.create(metadata(TableConfig(checkpoint_interval=0)))

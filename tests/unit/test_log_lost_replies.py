@@ -1,4 +1,4 @@
-"""Lessons 01 to 05 for version files and the checkpoint hint: forbidden effects of an unknown outcome."""
+"""Lessons 01 to 05 for version files and the checkpoint hint list effects that an unknown outcome must not have."""
 
 from __future__ import annotations
 

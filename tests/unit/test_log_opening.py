@@ -343,8 +343,8 @@ def _waves(store: MemoryStore, work: Callable[[TransactionLog], object]) -> int:
 
 def test_a_checkpoint_is_three_puts_and_a_second_one_changes_nothing(store: MemoryStore) -> None:
     head = log_on(store).snapshot()
-    # The hint is read twice: to check if the snapshot's state is the newest, and to replace the hint. The HEAD is for a
-    # shared manifest.
+    # The hint is read twice: to check if the snapshot's state is the newest, and to replace the hint. The HEAD request
+    # checks a shared manifest.
     assert _requests(store, lambda log: log.checkpoint(head)) == {"get": 2, "put": 3, "head": 1}
     before = {info.key: info.etag for info in store.list("")}
     assert not log_on(store).checkpoint(head).written

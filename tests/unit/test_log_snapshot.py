@@ -124,7 +124,7 @@ def test_many_splits_are_found_at_once_as_they_are_found_one_by_one() -> None:
     for loaded in (False, True):
         assert files.among(wanted) == {path: files[path] for path in wanted if path in files}
         assert set(files.among(wanted)) == {paths[1], paths[2], paths[99], split("new").path}
-        assert loaded or len(list(files)) == 100  # from here on every split is a record
+        assert loaded or len(list(files)) == 100  # `list` creates a record of every split
     assert files.among([]) == {}
 
 

@@ -1,4 +1,4 @@
-"""Footers with the same beginning have the same columns, and bytes without a footer have no beginning."""
+"""Footers with the same `schema_bytes` have the same columns. The result is None for bytes without a footer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The receipts of the quarantine are folded. A listing of the quarantine costs no more after any number of retries."""
+"""Quarantine receipts are merged into one. A listing of the quarantine costs no more after any number of retries."""
 
 from __future__ import annotations
 

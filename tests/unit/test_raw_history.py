@@ -1,4 +1,4 @@
-"""The union of a raw log's stores, its distributed part, and its records under a table's schema."""
+"""Reads of a raw log: the union of the stores, the distributed part, and the records under a table's schema."""
 
 from __future__ import annotations
 

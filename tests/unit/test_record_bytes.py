@@ -1,4 +1,4 @@
-"""Each row counts in the size of a page with at least its own bytes.
+"""The computed size of a page includes at least the bytes of each row.
 
 See docs/architecture/ingestion.md, "Paged reading".
 """

@@ -52,7 +52,7 @@ ERRORS = (
 
 
 class System:
-    """The operating system with one fault. The call with number `fails_at`, counted from 0, fails with `error`."""
+    """A wrapper of the functions in `os`. The call with number `fails_at`, counted from 0, fails with `error`."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
@@ -233,7 +233,7 @@ def limited(kind, soft, act):
 
 
 def limited(tmp_path: Path, *acts: str) -> list[str]:
-    """Return the result of each act in a process with its own limits. A raw error ends the process."""
+    """Run the statements in a process with resource limits, and return their output. A raw error ends the process."""
     program = LIMITED + "\n".join(acts)
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True, check=False

@@ -147,7 +147,7 @@ def test_an_interrupted_change_loses_nothing_takes_no_row_and_is_finished_by_the
         with table.routing_writer() as writer:
             writer.put(rows(9))
         assert seats(table) == dict.fromkeys(NAMES, 9)
-    assert interrupted > 12  # not every step interrupts: the put of a hint may fail, and some steps come after the end
+    assert interrupted > 12  # some faults do not stop the change: a fault of a hint, or a fault after the end
 
 
 def _write_if_allowed(table: KeyedTable, expected: dict[object, object]) -> None:
@@ -185,7 +185,7 @@ def test_whatever_is_acknowledged_beside_a_change_is_there_after_it(instant: int
     table = make(memory, buckets(2))
     stale = table.snapshot
     with table.routing_writer() as writer:
-        writer.put(rows(1, NAMES[:1]))  # other regions are only claimed during the repartition
+        writer.put(rows(1, NAMES[:1]))  # no other region is claimed before the repartition
     expected: dict[object, object] = {NAMES[0]: 1}
 
     def meanwhile() -> None:

@@ -100,7 +100,7 @@ def newest_metrics() -> Mapping[str, Any]:
     return next(iter(Table.open("clicks").history(1))).metrics
 
 
-# One source: the metrics of the commit.
+# All commands read the numbers from the metrics of the commit.
 
 
 @pytest.mark.usefixtures("place")

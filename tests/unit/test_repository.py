@@ -163,7 +163,7 @@ NOT_RUN = {"skip", "skipif", "xfail", "importorskip", "skipIf", "skipUnless", "S
 
 
 def _excuses(text: str) -> list[int]:
-    """Return the lines that let a test be skipped or fail."""
+    """Return the numbers of the lines that skip a test or allow a test to fail."""
     tree = ast.parse(text if any(each in text for each in NOT_RUN) else "")
     return [
         node.lineno

@@ -1,4 +1,4 @@
-"""A search on a machine without files, memory or disk space answers correctly or is `Unavailable` with a reason."""
+"""If file handles, memory or disk space run out, a search is correct or raises `Unavailable` with a reason."""
 
 from __future__ import annotations
 

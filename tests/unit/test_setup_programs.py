@@ -18,7 +18,7 @@ def _program(path: Path, text: str) -> Path:
 
 
 def _java(folder: Path, version: str) -> Path:
-    """Write a program that reports its version like a Java of that version."""
+    """Write a fake `java` program that prints this version, and `folder` as its home."""
     lines = [f"    java.home = {folder}", f"    java.specification.version = {version}"]
     return _program(folder / "bin" / "java", "#!/bin/sh\n" + "".join(f"echo '{line}' >&2\n" for line in lines))
 

@@ -1,4 +1,4 @@
-"""Several spans of equal length are copied at once. The copy equals the slices, and reads nothing beyond the end."""
+"""Several spans of equal length are copied at once. The result equals the slices. No value beyond the end is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Golden lineage metadata of a split about its table and its history. Damaged metadata is not trusted."""
+"""Golden metadata about the table and the history (lineage) of a split. Damaged metadata is not trusted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States that share manifests: reused, retired, joined and rewritten manifests contain the same splits."""
+"""States contain the splits of the log after manifests are reused, retired, joined or rewritten."""
 
 from __future__ import annotations
 

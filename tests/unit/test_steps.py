@@ -1,4 +1,4 @@
-"""Each entry in the list of steps has its module, explained options and existing references."""
+"""Each entry in the list of steps has a module and explained options, and refers only to existing things."""
 
 from __future__ import annotations
 

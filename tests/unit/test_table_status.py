@@ -1,4 +1,4 @@
-"""The status of a table: each metric equals its source, freshness uses arrived rows, and requests are bounded."""
+"""Each metric in a table's status equals its source. Only arrived rows count for freshness. Requests are bounded."""
 
 from __future__ import annotations
 

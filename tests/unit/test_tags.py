@@ -147,7 +147,7 @@ def test_a_tag_costs_few_requests_however_many_versions_there_are(table: SampleT
     snapshot = table.log.snapshot()
     metered = MeteredStore(table.store)
     tag(table, "nightly", snapshot, store=metered)
-    # The head, its state as a checkpoint, the tags and the plan, before and after.
+    # Before and after the PUT, the call reads the head, its checkpoint state, the tags and the plan.
     assert metered.requests == {"get": 11, "head": 7, "put": 1, "list": 1, "delete": 0}
 
 
@@ -389,7 +389,7 @@ def test_a_tag_set_at_any_moment_of_a_collection_is_refused_or_keeps_its_version
 
 
 def test_a_collection_at_any_moment_of_a_tagging_loses_no_tagged_version() -> None:
-    """This is the reverse case: a whole collection runs before each single request of the tagging process."""
+    """Run a whole collection before each single request of the tagging process."""
     kept = []
     for instant in count():
         table = impatient()

@@ -26,7 +26,7 @@ TEXT = st.lists(WORD | st.sampled_from(["<b>", "&", '"', "'", "</b>", "東京", 
 
 
 def marked(query: str, texts: list[str | None], definition: IndexDefinition = PLAIN) -> list[dict[str, str | None]]:
-    """Return the snippets of rows that have these texts in every column."""
+    """Return the snippets of a table in which every column contains these texts."""
     rows = pa.table({column: pa.array(texts, pa.string()) for column in definition.columns})
     found: list[dict[str, str | None]] = snippets(fulltext.parse(query, definition), rows).to_pylist()
     return found

@@ -1,4 +1,4 @@
-"""Transactions of a state in separate objects: the cost of opening, and the same answers after any joining."""
+"""A state stores transactions in separate objects. Opening is cheap, and joined objects give the same answers."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_what_nothing_leads_to_any_more_is_corrupt_and_never_taken_for_absent() 
 
 
 def test_a_checkpoint_that_ends_at_any_request_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checkpoint may also join objects. The objects that remain are complete, and the next checkpoint continues."""
+    """A checkpoint may join transaction objects. Every stored object is complete. The next checkpoint continues."""
     monkeypatch.setattr(checkpoint_writing, "ENTRIES_PER_OBJECT", 25)
     monkeypatch.setattr(checkpoint_writing, "MAX_SMALL_OBJECTS", 2)
     table = Table()

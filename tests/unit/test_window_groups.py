@@ -1,4 +1,4 @@
-"""Groups of windows, and two functions for their driver: concurrent calls, and a count of the time spent in them."""
+"""Groups of windows. The driver of the groups makes concurrent calls and measures the time in these calls."""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ from storage_core.base.text import shortened
 
 # Reading.
 
-# A stream that Tidemark wrote causes only the first error class. Arrow raises the other error classes for certain
-# invalid bytes.
+# For a stream that Tidemark wrote, Arrow raises only errors of the first class, `pa.ArrowException`. Arrow raises
+# errors of the other classes for certain invalid bytes.
 _REFUSALS = (
     *(pa.ArrowException, OSError, ValueError, MemoryError, OverflowError, TypeError, KeyError, RecursionError),
     struct.error,

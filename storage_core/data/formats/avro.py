@@ -420,8 +420,8 @@ def read_columns(data: bytes, where: str, inspected: Container | None = None) ->
         plain = _plain_copy(data, found, where)
         with scratch(f"a copy of {where}"), path.open("wb") as file:
             file.writelines(plain)
-        # One batch is enough for all records. A second batch would contain records that should not exist (see
-        # `_plain_copy`).
+        # One batch is enough for all records. A second batch exists only if the file contains more records than it
+        # declares (see `_plain_copy`).
         context = SessionContext(SessionConfig().with_target_partitions(1).with_batch_size(max(1, found.records)))
         _Decoder.home = HomeProcess()
         try:

@@ -77,9 +77,9 @@ class HashedRows:
 
     @staticmethod
     def of(hashes: Hashes, *, stable: bool = False) -> HashedRows:
-        """Return the sorted hashes for the hash of each row.
+        """Sort the hashes of the rows. Return each hash with the number of its row.
 
-        With `stable`, rows with equal hashes keep their order. This is slower.
+        With `stable`, rows with equal hashes keep their order. The stable sort is slower.
         """
         order = np.argsort(hashes, kind="stable" if stable else None)
         return HashedRows(hashes[order], order.astype(np.uint32))
@@ -310,7 +310,7 @@ class KeyIndex:
 
 
 def decode_key_index(data: bytes, where: str) -> KeyIndex:
-    """Return the index in `data`. `where` is its key. Raises `Corrupt` for bytes that are not such an index."""
+    """Decode the key index of the object at `where`. Raises `Corrupt` if `data` is not a valid key index."""
     index, _ = read_stream(data, "the key index", where)
     if not index.schema.equals(_SCHEMA):
         raise Corrupt(f"{where}: expected a key index with {_SCHEMA.names}, found {index.schema.names}", key=where)

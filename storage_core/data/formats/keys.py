@@ -121,7 +121,8 @@ _BY_FOLDER: Final = _by_folder()
 def _fields(parts: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a parsed key.
 
-    The folder is converted to a window, and the number of the generation is taken from the directory.
+    The fields `window` and `windowed` replace the field `folder`. The field `generation` is the number in the field
+    `directory`.
     """
     parts.pop("partition", None)
     if "folder" in parts:
@@ -141,8 +142,8 @@ def near_prefix(version: int, kind: KeyKind) -> str:
 
     These versions differ only in the last three digits.
 
-    For the kind `STATE`, the prefix is for keys of states. For other kinds, the prefix is for keys of version files and
-    JSON checkpoints together.
+    For the kind `STATE`, the prefix is for keys of states. For any other kind of key, the keys of version files and
+    JSON checkpoints share the prefix.
     """
     return f"{STATES_PREFIX if kind is KeyKind.STATE else LOG_PREFIX}{FORMS['version'].write(version)}"[:-3]
 
@@ -158,7 +159,7 @@ def manifest_key(manifest_id: str) -> str:
 
 
 def progress_key(progress_id: str) -> str:
-    """Return the key of a shared object of progress records. Its id is 16 hex digits of the SHA-256 of its content."""
+    """Return the key of a shared object of progress records. The id is 16 hex digits of the content's SHA-256."""
     return KINDS[KeyKind.PROGRESS].key(id=progress_id)
 
 
@@ -333,14 +334,14 @@ def partition_folder(name: str, value: str | None) -> str:
     xxh3-128 of the text in these cases:
 
     - The encoded form is too long for a file system.
-    - The encoded form equals the folder of null.
+    - The encoded form is the same text as the folder name that represents null.
     - The encoded form points to a place outside the table after decoding.
     """
     return f"{_encoded(name, _LONGEST_NAME) or _checksum(name)}={folder_value(value)}"
 
 
 def folder_value(value: str | None) -> str:
-    """Return the part of the folder's name after the equals sign. This part represents the value."""
+    """Return the text after the equals sign in a folder name. The text represents the partition value."""
     return NULL_PARTITION if value is None else _encoded(value, _LONGEST_VALUE, behind="=")
 
 

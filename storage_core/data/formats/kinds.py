@@ -7,7 +7,7 @@ builds and parses keys uses the entries. The collector, the check, forgetting, c
 
 To add a kind:
 
-1. Write the entry of the kind here. The parts of the key template are fields of `keys.ParsedKey`.
+1. Add the entry of the kind to `KINDS` in this module. The parts of the key template are fields of `keys.ParsedKey`.
 2. For a small JSON object, the codec is in the entry, and the record is in `documents`. Every other kind has a module
    of its own.
 3. Write the `<kind>_key` of the kind in `keys`.
@@ -143,7 +143,7 @@ class Form:
 
 
 def _text(pattern: str, what: str) -> Form:
-    """Return the form of texts that match a pattern."""
+    """Return a `Form` that accepts the texts that match a pattern."""
     wanted = re.compile(pattern, re.ASCII)
 
     def checked(text: str) -> str:
@@ -155,7 +155,7 @@ def _text(pattern: str, what: str) -> Form:
 
 
 def _numbers(what: str, least: int = 0, most: int = _LARGEST, *, digits: int = 0) -> Form:
-    """Return the form of numbers with this many digits, or without leading zeros."""
+    """Return a `Form` for numbers with `digits` digits. If `digits` is 0, the numbers have no leading zeros."""
 
     def bounded(number: int) -> int:
         if not least <= number <= most:
@@ -285,7 +285,7 @@ class Keeper(StrEnum):
     A root contains the key of the object. Or an object that is reachable from a root contains this key.
     """
     NUMBER = "number"
-    """The number of the object. The collector keeps all objects from the first retained number of the kind onwards."""
+    """The number of the object. The collector keeps objects with numbers from the first retained number onwards."""
     REGION = "region"
     """The newest manifest of the object's region."""
     RAW_LOG = "raw_log"
@@ -361,12 +361,12 @@ class ObjectKind:
 
     @cached_property
     def folder(self) -> str:
-        """The first folder of the keys, below the folders of a partition."""
+        """The first folder in the keys of this kind, after any folders of a partition."""
         return self.template.removeprefix("{partition:partition}").partition("/")[0]
 
     @cached_property
     def _pieces(self) -> tuple[tuple[str, str, Form | None], ...]:
-        """The template in pieces.
+        """The template, divided into pieces.
 
         Each piece is a text, with the name and the form of the part that follows the text.
         """

@@ -25,7 +25,8 @@ _DEEPEST = 8
 LeftOut = Mapping[int, "LeftOut | None"]
 """The fields of a struct to remove, by id.
 
-The value None removes the field. A mapping removes fields of the structs inside it.
+The value None removes the field. If the value is a mapping, only the given fields of the structs inside the field are
+removed.
 """
 
 
@@ -226,7 +227,7 @@ def schema_bytes(footer: bytes) -> bytes | None:
 def of_single_pages(end: bytes | memoryview) -> tuple[bytes, int] | None:
     """Return the end of a file without its page indexes, and the position at which the caller must write this end.
 
-    The first byte of `end` and the first byte of the result are the start of the footer. The function also removes
+    Both `end` and the returned bytes begin with the first byte of the footer. The function also removes
     histograms, and bounds for readers from before 2018. The function returns None if the file has several row groups,
     or if a column chunk has several data pages. The function also returns None if there are no indexes, or if other
     data follows the indexes.
@@ -253,7 +254,7 @@ class _NotRead(Exception):  # noqa: N818 -- it ends a read that has come far eno
 
 
 class _Pages(SeekableFile):
-    """A file object. A read of its bytes raises an error."""
+    """A file object that raises an error if a caller reads its bytes."""
 
     def read(self, size: int = -1, /) -> bytes:
         raise _NotRead(f"{size} bytes")

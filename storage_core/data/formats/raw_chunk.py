@@ -320,7 +320,7 @@ _COLUMNS = RECORD_COLUMNS.append(pa.field(_UNIQUE, pa.string()))
 FEW = 5_000
 """If there are fewer records than this, reading them one by one is faster.
 
-The setup of the column reader takes longer.
+The setup of the column reader takes longer than reading a few records one by one.
 """
 
 

@@ -108,7 +108,8 @@ def encode_region(manifest: RegionManifest) -> bytes:
 def _body(manifest: RegionManifest, *, with_copies: bool = False) -> bytes:
     """Return all fields except the checksum.
 
-    The checksum covers the bytes without copies. So releases without support for copies can verify the checksum.
+    The checksum covers all fields of the manifest except the copies. So releases without support for copies can verify
+    the checksum.
     """
     from storage_core.data.formats import region_manifest_pb2
 

@@ -88,7 +88,7 @@ def text_of_bound(bound: pa.Scalar) -> str | None:
         return _calendar_text(bound)
     try:
         value = bound.as_py()
-    except UnicodeDecodeError:  # Only splits older than the check have such text. Such text never prunes a split.
+    except UnicodeDecodeError:  # Only splits older than the UTF-8 check contain invalid text, which prunes nothing.
         return None
     if kinds.is_boolean(type_):
         return "true" if value else "false"
@@ -114,7 +114,7 @@ def _calendar_text(bound: pa.Scalar) -> str | None:
             return str(instant.isoformat(timespec="microseconds"))
         return str(instant.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds")) + "Z"
     except (ValueError, OverflowError, pa.ArrowInvalid):
-        return None  # outside the years 1 to 9999, or finer than the text. Then nothing is pruned.
+        return None  # The bound is outside the years 1 to 9999, or finer than microseconds. No split is pruned.
 
 
 def bound_of_text(text: str, type_: pa.DataType) -> Value:
@@ -153,9 +153,10 @@ def decode_column(texts: pa.Array, type_: pa.DataType) -> pa.Array:
 def _as_instants(texts: pa.Array, type_: pa.DataType) -> pa.Array:
     """Return the texts.
 
-    A text that is only a date gets the time midnight. Such a text was written when the column still contained dates.
+    A text that is only a date gets the time midnight. A text that is only a date was written when the column still
+    contained dates.
     """
-    import pyarrow.compute as pc  # imported here because opening a table does not need it
+    import pyarrow.compute as pc  # imported here because opening a table does not need `pyarrow.compute`
 
     is_date = pc.equal(pc.utf8_length(texts), _DATE_LENGTH)
     if not pc.any(is_date).as_py():

@@ -280,7 +280,7 @@ def sortable(values: pa.Array) -> pa.Array:
 def bound_keys(texts: pa.Array, type_: pa.DataType) -> pa.Array:
     """Return the keys of a column's bounds.
 
-    `texts` has the text form of the log. A key is null if the bound is unknown.
+    `texts` contains the bounds in the text form that the log uses. A key is null if the bound is unknown.
     """
     return sortable(decode_column(texts, type_))
 
@@ -295,7 +295,7 @@ def has_leading_keys(type_: pa.DataType) -> bool:
 def leading_keys(values: pa.Array) -> Unsigned:
     """Return an unsigned word per value.
 
-    The words are ordered like the values. The word of a text is its first eight bytes.
+    The words are ordered like the values. The word for a text consists of the first eight bytes of the text.
 
     Different values may have equal words. The word of a null is the greatest word. The word of a number, date or
     timestamp is derived from its `sortable` key.

@@ -140,7 +140,7 @@ def default_text(value: object, field: pa.Field) -> str:
             f"column {field.name!r} is {field.type}, which cannot have a default. Add the column without a default",
             column=field.name,
         )
-    from storage_core.data.rows.incoming import exact_array  # imported here because only columns with a default need it
+    from storage_core.data.rows.incoming import exact_array  # only a column with a default needs this import
 
     try:
         is_text = isinstance(value, str) and not pa.types.is_string(field.type)

@@ -25,7 +25,7 @@ def without_extension_types(column: pa.ChunkedArray, target: pa.DataType) -> pa.
         return column
     wanted = leaf_types(target)
     if len(wanted) != len(leaves):
-        wanted = leaves  # a later step refuses such types
+        wanted = leaves  # a later step refuses types with a different number of leaves
     changes = [_change(leaf, to) for leaf, to in zip(leaves, wanted, strict=True)]
     kind = with_changed_leaves(pa.nulls(0, column.type), iter(changes)).type
     return pa.chunked_array([with_changed_leaves(each, iter(changes)) for each in column.chunks], kind)

@@ -124,7 +124,7 @@ def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
         newest = groups.newest(given.decided(name))
         named.append((name, newest[patches] != _NONE))
         source = np.where((newest != _NONE) & given.valued(name)[newest], newest, _NONE)
-        # In a delete from a landed file, one column has a value. This column orders the records of a key.
+        # A delete from a landed file has a value in one column only. This column orders the records of a key.
         source = np.where(folded_operations == Operation.DELETE, groups.lasts, source)
         places = order[source]
         merges = given.merges(name)
@@ -265,7 +265,7 @@ class _Given:
         self._merging = {name for name in maps if self._names(merging(name)).any()}
 
     def valued(self, name: str) -> Mask:
-        """Return the rows that set the column, whose `_fields` lists the column or is null.
+        """Return the rows that set the column. In these rows, `_fields` is null or lists the column.
 
         A delete is never included.
         """
@@ -282,7 +282,7 @@ class _Given:
         return decided
 
     def merges(self, name: str) -> Mask | None:
-        """Return the rows that merge entries into a map. Return None if no record merges this column."""
+        """Mark the records that merge entries into this map column. Return None if no record does."""
         return self._names(merging(name)) & ~self.decided(name) if name in self._merging else None
 
     def _names(self, name: str) -> Mask:
@@ -329,7 +329,7 @@ def _fold_operations(operations: npt.NDArray[np.int8], groups: _Groups) -> npt.N
     last = groups.lasts
     emptied = groups.any((operations == Operation.DELETE) | (operations == Operation.RESET))
     folded = np.where(emptied, Operation.RESET, Operation.PUT)
-    # A delete that is followed by patches creates content again. The result is a reset and not a delete.
+    # Patches after a delete create content again. The result is a reset and not a delete.
     folded[(last_whole == last) & (operations[last] == Operation.DELETE)] = Operation.DELETE
     folded[last_whole == _NONE] = Operation.PATCH
     return folded.astype(np.int8)
@@ -358,8 +358,7 @@ def conformed(records: pa.Table, wanted: pa.Schema) -> pa.Table:
 
     If a record sets the whole row, a column that was added later gets its default or null. A patch does not set a
     column that was added later. If the table never changed its schema, the records are not changed. Raises
-    `CommitConflict` if a column is wider in the records. Records with a wider column have a later schema than
-    `due_runs`.
+    `CommitConflict` if a column is wider in the records. Records with a wider column have a later schema than `wanted`.
     """
     if records.schema.equals(wanted, check_metadata=True) or not (has_changed(wanted) or has_changed(records.schema)):
         return records

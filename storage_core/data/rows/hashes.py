@@ -8,7 +8,7 @@ signed word. These bytes are hashed:
 |---|---|
 | int8 … int64, uint8 … uint32 | the 64-bit integer, so that a promotion keeps the hash |
 | float32, float64 | the bits of the float64, with -0.0 as 0.0 and with the same bits for every NaN |
-| bool, date32 | the 32-bit integer: 1 or 0, days since 1970 |
+| bool, date32 | a 32-bit integer: 1 or 0 for bool, the days since 1970 for date32 |
 | timestamp | microseconds since 1970 as a 64-bit integer |
 | decimal | the unscaled value: a 64-bit integer if the value fits, otherwise the shortest big-endian two's complement |
 | string, binary | the bytes, text in UTF-8 |
@@ -289,7 +289,7 @@ def _padded(message: bytes) -> bytes:
 
 
 def _hash(words: Words) -> Words:
-    """Return the hashes of the messages in the columns of `words`. Each row of `words` is one word position."""
+    """Return one hash per message. Each message is a column of `words`, with one word per row."""
     a, b, c, d = (np.full(words.shape[1], start, np.uint64) for start in _START)
     for word in words:
         a, b, c, d = _round(_round((a, b, c, d ^ word)))

@@ -52,7 +52,7 @@ def has_numpy_values(kinds: Collection[type]) -> bool:
 
 
 def is_plain(values: npt.NDArray[Any]) -> bool:
-    """Return whether Arrow reads the array's values unchanged, as it reads unmasked floats in one dimension."""
+    """Return True for a one-dimensional array of unmasked floats, which Arrow reads without changes."""
     plain = values.dtype.kind == "f" and values.dtype.itemsize <= 8  # a Python float has 8 bytes
     return plain and values.ndim == 1 and not isinstance(values, np.ma.MaskedArray)
 
@@ -510,8 +510,8 @@ def reader_of(rows: ArrowStream) -> pa.RecordBatchReader:
     if isinstance(rows, pa.Table):
         return rows.to_reader()
     reject_lossy_columns(rows)
-    # A reader is used directly. If a reader were converted to a stream, only the text of its errors would be kept.
-    own = getattr(rows, "to_reader", None)  # scans have this method
+    # A reader is used directly. A conversion to a stream would keep only the text of the reader's errors.
+    own = getattr(rows, "to_reader", None)  # scans have the method `to_reader`
     try:
         given = rows if own is None else own()
         return given if isinstance(given, pa.RecordBatchReader) else pa.RecordBatchReader.from_stream(rows)

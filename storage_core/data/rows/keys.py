@@ -99,7 +99,7 @@ def rises_but_for_last(keys: Sequence[Unsigned], sizes: Sequence[int], order: Po
     """
     capacity, alone = 0, True
     for size in sizes:
-        # columns with a single value do not share the key
+        # a column with a single value does not share a packed key with the next column
         alone = capacity <= 1 or capacity * size > 1 << KEY_BITS
         capacity = size if alone else capacity * size
     return rises(keys[:-1], order) if alone else rises(keys, order, last_unit=sizes[-1])
@@ -129,7 +129,7 @@ def key_codes(tables: Sequence[pa.Table], key: Sequence[str]) -> list[Positions]
 def key_order(table: pa.Table, key: Sequence[str]) -> tuple[Positions, Mask]:
     """Return the stable order of the rows by key.
 
-    Also return a mask in the same order. The mask marks each row that begins a new key.
+    Also return a mask of the rows in key order. The mask marks each row that begins a new key.
 
     The mask includes the first row.
 
@@ -151,7 +151,8 @@ def _ranks_by_counting(key: Unsigned) -> Positions:
 def _order_of_one(key: Unsigned) -> Positions:
     """Return the stable order by one key.
 
-    If a key and a row number fit into one word, the function sorts words. Sorting words is several times faster.
+    If a key and a row number fit into one word, the function sorts words. Sorting words is several times faster than a
+    stable sort of the keys.
     """
     rows = len(key)
     row_bits = max(rows - 1, 0).bit_length()
@@ -317,7 +318,7 @@ def _ends(groups: Positions, count: int, keys: pa.Array) -> Positions:
     return ends[np.argsort(ends[:, 0], kind="stable")]
 
 
-# The limit of a key.
+# The size limit of a key value.
 
 MAX_KEY_BYTES = 64 * 2**10
 
@@ -393,7 +394,7 @@ def with_room(ranges: Sequence[Range], wanted: pa.Table) -> Mask:
 
 
 class _Inside:
-    """The comparison of one column's keys with its ranges."""
+    """The check whether the keys of one column are inside the ranges for this column."""
 
     def __init__(self, low: pa.Array, high: pa.Array, column: pa.ChunkedArray) -> None:
         keys = sortable(column.combine_chunks())

@@ -317,7 +317,7 @@ def _of(type_: pa.DataType, inner: list[pa.Field]) -> pa.DataType:
     return pa.list_(*inner) if inner else type_
 
 
-# Columns of change reads, and names of columns.
+# The columns that a read of changes adds, and the rules for names of columns.
 
 CHANGE_TYPE: Final = "_change_type"
 COMMIT_VERSION: Final = "_commit_version"

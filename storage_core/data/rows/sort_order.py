@@ -116,7 +116,7 @@ class SortSchema:
         columns = [column.text for column in self.columns]
         if self.cutoff == 0:
             # No column is compared before the timestamp. Only the older form, with `&` after the timestamp, can express
-            # this.
+            # an order that begins with the timestamp.
             statistics, compared = columns[: self.timestamp_index], columns[self.timestamp_index :]
             body = f"{'|'.join(compared)}&{'|'.join(statistics)}"
         else:
@@ -129,7 +129,7 @@ def parse_sort_schema(text: str, time_column: str | None = None) -> SortSchema:
     """Return the parsed schema.
 
     The older form `…|timestamp&column/V2` is accepted, too. In this older form, the columns after `&` only have
-    statistics. In the result, these columns follow the cutoff, and the cutoff is before the timestamp.
+    statistics. In the parsed schema, the columns with only statistics are between the cutoff and the timestamp.
 
     Args:
         text: The sort schema.
@@ -571,7 +571,7 @@ def _ids(rows: pa.Table) -> pa.Array:
     names = _identifying(rows.schema)
     ranks = dense_ranks(pack([codes(rows.column(name)) for name in names], rows.num_rows))
     _, first = np.unique(ranks, return_index=True)
-    # A table without columns returns no rows here, but its rows are one series.
+    # Without identifying columns, `to_pylist` returns no rows, although all rows belong to one series.
     distinct = rows.select(names).take(pa.array(first)).to_pylist() if names else [{}]
     return pa.array(series_ids([_series(each) for each in distinct])[ranks])
 

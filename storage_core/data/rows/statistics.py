@@ -291,7 +291,7 @@ def _of_many(least: str, greatest: str) -> str:
 
 
 def _open(values: Sequence[str], root: _Edge, transitions: int) -> _Opened:
-    """Return the outgoing edges of each node, until no characters are left.
+    """Return the outgoing edges of each node, with at most `transitions` characters in total.
 
     Nodes near the root come first.
     """
@@ -342,12 +342,12 @@ def _shared(a: str, b: str) -> str:
 
 
 def _ends_here(values: Sequence[str], node: _Edge) -> bool:
-    """Return whether the path from the root to the node is a complete value, which is then the node's least value."""
+    """Return whether the least value of the node ends at the node."""
     return len(values[node.low]) == node.depth
 
 
 def _tail(values: Sequence[str], node: _Edge, opened: _Opened) -> str:
-    """Return the expression for the parts of the texts after a node."""
+    """Return the regular expression for the rest of the values after a node."""
     if node.cut:
         return _ANYTHING
     edges = opened.get(node)
@@ -392,7 +392,7 @@ def fingerprint_of(table: pa.Table) -> RowFingerprint:
 
 
 def row_hashes(table: pa.Table) -> Unsigned:
-    """Return a 64-bit hash per row. It covers all columns and their names. Equal rows have equal hashes."""
+    """Return a 64-bit hash per row. The hash covers all columns and column names. Equal rows have equal hashes."""
     return _mix(_row_hashes(table))
 
 
@@ -405,7 +405,7 @@ def cells(column: pa.Array) -> Unsigned:
 
 
 def combine(a: RowFingerprint, b: RowFingerprint) -> RowFingerprint:
-    """Return the fingerprint of all rows of both fingerprints. The operation is associative and commutative."""
+    """Return the fingerprint of the rows of `a` and `b` together. The operation is associative and commutative."""
     return RowFingerprint(a.rows + b.rows, (a.digest + b.digest) & _WORD)
 
 
@@ -474,8 +474,8 @@ def _bytes_hashes(array: pa.Array) -> Unsigned:
     rest = np.repeat(lengths, counts) - inside
     short = rest < 8
     words[short] &= (np.uint64(1) << (rest[short] * 8).astype(np.uint64)) - np.uint64(1)
-    # "a" and "a" with a zero byte at its end have equal words. The length distinguishes a text from the same text with
-    # a zero byte at its end.
+    # The text "a" and the same text with a zero byte at its end give the same words. The length distinguishes the two
+    # texts.
     return _mix(_sequence_hashes(_mix(words), ends) + lengths.astype(np.uint64))
 
 

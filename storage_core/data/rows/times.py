@@ -119,7 +119,7 @@ def without_misfits(rows: pa.Table, schema: pa.Schema) -> tuple[pa.Table, list[t
 
 
 def with_texts(rows: pa.Table, given: pa.Table) -> pa.Table:
-    """Return the rows with the texts of the caller in place of the times."""
+    """Return the rows. If the caller gave a time column as text, the result contains the text column."""
     for index, field in enumerate(rows.schema):
         if is_timed(field.type) and field.name in given.column_names and _is_text(given.column(field.name).type):
             rows = rows.set_column(index, field.name, given.column(field.name))

@@ -1,11 +1,11 @@
 """Checks of the values inside of columns, at any depth: leaves, decimals and validity.
 
 **Leaves.** The leaves of a nested Arrow type are the types inside its lists, structs and maps that are not nested. The
-leaves have a fixed order. The physical columns of a Parquet file are these leaves, in the same order. `wrong_values`
-applies a check to the values of a column at any depth.
+leaves have a fixed order. The physical columns of a Parquet file are the leaves of its columns, in the same order.
+`wrong_values` applies a check to the values of a column at any depth.
 
-**Decimals.** A decimal can have more digits than its type allows. Arrow can hold such a decimal, but Parquet returns
-another number for it. `find_long_decimals` finds such decimals.
+**Decimals.** A decimal can have more digits than its type allows. Arrow can hold a decimal with too many digits, but
+Parquet returns another number for this decimal. `find_long_decimals` finds decimals with too many digits.
 
 **Validity.** Arrow does not check the values when a caller builds an array from buffers. Text that is not UTF-8, a
 decimal beyond its precision, or an offset outside its buffer causes an error only when the value is read. Then no row
@@ -47,9 +47,9 @@ def leaf_types(type_: pa.DataType) -> list[pa.DataType]:
 
 
 def with_changed_leaves(values: pa.Array, changes: Iterator[Change | None]) -> pa.Array:
-    """Return the values with each leaf changed by the next function in `changes`.
+    """Apply the functions in `changes` to the leaves, one function per leaf, and return the changed values.
 
-    If the next function is None, the leaf does not change.
+    If the function of a leaf is None, the leaf does not change.
 
     Cost: the function copies only changed leaves.
     """
@@ -184,7 +184,7 @@ def _too_long(values: pa.Array) -> Mask | None:
     type_ = values.type
     if not pa.types.is_decimal128(type_):
         return None
-    most = Decimal(f"{10**type_.precision - 1}E{-type_.scale}")  # this is exact in any decimal context
+    most = Decimal(f"{10**type_.precision - 1}E{-type_.scale}")  # a decimal from text is exact in any context
     least, greatest = pc.min_max(values).values()
     if not least.is_valid or (least.as_py() >= -most and greatest.as_py() <= most):
         return None
@@ -196,7 +196,7 @@ def _too_long(values: pa.Array) -> Mask | None:
 
 TYPED_KEYS = "Cast the map, for example to MAP(VARCHAR, VARCHAR)."
 Verdict = dict[tuple[str, str], Mask]
-"""A mask of the invalid values for each pair of reason and advice."""
+"""A mapping from each pair of reason and advice to a mask of the invalid values."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ def matrix(column: pa.Array | pa.ChunkedArray) -> Floats:
 
 
 def column_of(numbers: Floats) -> pa.FixedSizeListArray:
-    """Return the column of these numbers. This function is the inverse of `matrix`."""
+    """Return a matrix of floats as a column of embeddings. This function is the inverse of `matrix`."""
     return pa.FixedSizeListArray.from_arrays(pa.array(numbers.ravel()), type=vector_type(numbers.shape[1]))
 
 

@@ -17,7 +17,7 @@ The partition value of null is null.
 |---|---|---|
 | `identity` | integer, decimal, boolean, date, timestamp, string | the text as in bounds, at most 1,024 code points |
 | `bucket[n]` | integer, decimal, date, timestamp, string | `(hash & 0x7fffffff) % n` |
-| `truncate[w]` | integer, string | greatest multiple of w up to the number, or first w code points (at most 1,024) |
+| `truncate[w]` | integer, string | integer rounded down to a multiple of w, or first w code points (at most 1,024) |
 | `year`, `month`, `day` | date, timestamp | `2015`, `2015-05`, `2015-05-17`, in UTC |
 | `hour` | timestamp | `2015-05-17-10`, in UTC |
 """
@@ -276,7 +276,7 @@ def check_partitions(fields: Sequence[PartitionField], schema: pa.Schema, primar
 
 
 def value_schema(fields: Sequence[PartitionField], schema: pa.Schema) -> pa.Schema:
-    """Return the fields as columns. The type of a column determines the order of the field's texts."""
+    """Return the fields as columns. The type of each column determines the order of the partition values."""
     return pa.schema([(each.name, value_type(each, schema.field(each.column).type)) for each in fields])
 
 

@@ -51,7 +51,7 @@ class IndexDefinition:
             raise InvalidInput(f"index {self.name!r} covers no column. Name at least one column")
 
     def require_key(self, primary_key: Sequence[str]) -> None:
-        """Raise `InvalidInput` if this is a primary-key index that a table with this key cannot have."""
+        """Raise `InvalidInput` if a table with this key cannot have this index of the kind `primary_key`."""
         if self.kind != "primary_key":
             return
         if not primary_key:

@@ -3,9 +3,9 @@
 - **Compaction**: `CompactionSettings` contains the settings of the compaction policy. The class converts the settings
   to and from their form in `metaData.configuration` (docs/architecture/compaction.md, "Policy").
 - **Partitions**: a declaration contains a list of texts such as `tenant`, `day(ts)` and `bucket[16](user_id)`.
-  `PartitionField` is the parsed form of such a text. The transforms are those of Iceberg: `identity`, `bucket[n]`,
-  `truncate[w]`, `year`, `month`, `day` and `hour`. This module does not read the schema. `data.rows.windows` computes
-  the values of a field.
+  `PartitionField` is the parsed form of one text of this list. The transforms are those of Iceberg: `identity`,
+  `bucket[n]`, `truncate[w]`, `year`, `month`, `day` and `hour`. This module does not read the schema.
+  `data.rows.windows` computes the values of a field.
 - **Regions**: `Region`, `RegionSpec` and `RegionField` are records. The module also contains the form of specs in
   `metaData.configuration` (docs/architecture/ingestion.md, "Regions"). `region.expressions` computes the value of a
   field. `region.spec` checks the sources of a field.
@@ -43,7 +43,7 @@ COMPACTION_KEY = "tidemark.compaction"
 MOST_GENERATIONS = 999_999
 """The largest valid value of `generations`.
 
-Splits of a sorted run contain a greater number of merges (decision 0015).
+The splits of a sorted run store a number of merges that is greater than this value (decision 0015).
 """
 
 MOST_RUN_INPUTS = 256
@@ -92,14 +92,14 @@ class CompactionSettings:
     - `most_inputs`: the maximum number of splits that one compaction reads, from `factor` to 256
     - `generations`: a split of this merge level waits until its window is cold. The merge level of a split is the
       number of compactions that its rows went through
-    - `most_files`: the maximum number of files outside the run of a cold window. With more files outside the run, or
-      with more than a tenth of the bytes, the window becomes one run
+    - `most_files`: the maximum number of files outside the run of a cold window. If more files than this maximum, or
+      more than a tenth of the bytes, are outside the run, the window becomes one run
     - `cold_after_ms`: the time from the end of a window until the window is cold
     - `mature_after_ms`: the age above which a split is compacted only with other splits above this age. A bucket of
       null timestamps is cold if it gets no new split for a period of `mature_after`
     - `run_rows`: the maximum number of rows that one task of a compaction reads. Each row takes about 120 bytes of
       memory (decision 0015)
-    - `coarsen_after_ms`: the time from the end of a longer window until shorter windows are joined to it
+    - `coarsen_after_ms`: the time from the end of a longer window until the shorter windows inside it are joined
     - `coarsen_to`: the duration of the longer windows. The duration must be in whole hours, and a multiple of `window`.
       Scheduled compactions and `tidemark compact NAME --policy` or `--rewindow` join cold windows (decision 0006)
     - `start`: windows that begin before this time (UTC) are never compacted, and `debt` contains no `compact` for them
@@ -217,7 +217,7 @@ class PartitionField:
 
     @property
     def is_source(self) -> bool:
-        """Whether the value of the field is the source of a split."""
+        """True if the field is the source column without a transform."""
         return self.transform is PartitionTransform.IDENTITY and self.column == SOURCE_COLUMN
 
 

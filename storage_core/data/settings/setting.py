@@ -185,7 +185,7 @@ def parse_whole(given: object) -> int:
 
 
 def parse_share(given: object) -> float:
-    """Return a number from 0 to 1. It is given as a number or as its text. Raises `InvalidInput`."""
+    """Return a number from 0 to 1. `given` is the number or its text. Raises `InvalidInput`."""
     text = given.strip() if isinstance(given, str) else str(given)
     if isinstance(given, bool) or not _NUMBER.fullmatch(text) or float(text) > 1:
         raise InvalidInput(f"{given!r} is not a number from 0 to 1. Write 0.01 for one percent")

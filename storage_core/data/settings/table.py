@@ -478,7 +478,7 @@ class TableConfig:
     - `retained_states`: the number of newest checkpoints that stay regardless of their age
     - `split_compression`: the codec of new splits
     - `split_compression_level`: the level of the codec: 1 to 22 for zstd, 1 to 9 for gzip
-    - `split_metadata`: the form of metadata in new splits. `packed` makes small splits smaller
+    - `split_metadata`: the form of metadata in new splits (`packed` makes small splits smaller)
     - `string_cut`: the number of characters of a string bound that the log keeps
     - `gc_horizon_ms`: the time for which unreferenced objects stay
     - `version_retention_ms`: the time for which a version can be read after a newer version replaced it
@@ -702,9 +702,9 @@ GROUPS: Final[Mapping[str, str]] = {
 }
 """The description of each group of settings that have a common prefix in their names."""
 LANDING_GROUP: Final = "landing"
-"""The prefix of the settings that are next to the landing location in a declaration.
+"""The prefix of the settings that belong to the group `landing` of a declaration.
 
-The landing location is not a setting.
+The landing location in the same group is not a setting.
 """
 
 
@@ -724,7 +724,7 @@ def _group(name: str) -> str:
 
 
 SETTINGS: Final[Mapping[str, Setting]] = _by_name()
-"""Every setting by its name. The settings of a group follow each other."""
+"""Every setting by its name. The settings of one group are consecutive entries."""
 ALTERABLE: Final = {name: each for name, each in SETTINGS.items() if each.change is Change.ALTER}
 """The settings that a commit may change. The next run of each job and new splits use the new values."""
 FIXED: Final = tuple(field for field, entry in _ENTRIES.items() if entry.change is not Change.ALTER)

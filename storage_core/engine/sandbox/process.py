@@ -142,7 +142,7 @@ class Kind(Enum):
     """The kind of a message."""
 
     QUERY = b"?"
-    """The result of `encoded` for a query. Open files in the same message contain the rows in memory."""
+    """The result of `encoded` for a query. The message also passes open files that contain the rows in memory."""
     BEGUN = b"("
     """The sandbox has read the query, and the time of the query begins. No content."""
     READ = b"<"
@@ -152,13 +152,13 @@ class Kind(Enum):
     ROWS = b"+"
     """A part of the answer, as an Arrow stream.
 
-    The first message contains the schema, and each later message contains one batch. In a reading, every message
-    contains a batch.
+    The first message contains the schema, and each later message contains one batch. In the answer to `READ`, every
+    message contains a batch.
     """
     ERROR = b"!"
     """The last message of a failed query: the class and text of the error, in JSON."""
     END = b")"
-    """The last message of a successful query, and of a reading that has sent all rows."""
+    """The last message of a successful query, and of an answer to `READ` after all rows."""
 
 
 _KINDS = {each.value: each for each in Kind}
@@ -381,7 +381,7 @@ class Sandbox:
         return time.monotonic() - self._idle_since < _KEPT_SECONDS and self._process.poll() is None
 
     def begin(self, query: Query) -> None:
-        """Send the query, and return when the time of the query begins.
+        """Send the query, and wait until the sandbox has read the query. The query's time limit starts then.
 
         Raises `OutOfTime` and `SandboxEnded`, like `receive`.
         """

@@ -67,7 +67,7 @@ class Feeds:
         self._is_closed = False
 
     def opened(self, number: int) -> socket:
-        """Start one pass over the stream with this number. Return the socket that receives the rows.
+        """Start one pass over the stream with the index `number`. Return the socket that receives the rows.
 
         The caller closes the socket.
 

@@ -72,7 +72,7 @@ class Caller:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Allow calls of `read` within the block. The block answers one query."""
+        """Allow calls of `read` within the block. The worker answers one query in the block."""
         self._is_waiting = True
         try:
             yield
@@ -96,7 +96,8 @@ class Caller:
                 yield pa.ipc.open_stream(message.content).read_next_batch()
 
 
-# The right to write. Linux (Landlock) can take this right from a process, regardless of the code that it runs.
+# The right to write. Linux (Landlock) can take the right to write from a process, regardless of the code that the
+# process runs.
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # these numbers are the same on every architecture
 _ASK_VERSION, _PATH_BENEATH, _NO_NEW_PRIVILEGES = 1, 1, 38

@@ -10,7 +10,7 @@ and verified separately.
 | `row_numbers.bin` | the row number in the split of each row, unsigned 32 bit |
 | `codebook.bin` | the codebook with which the codes were computed (`Codebook`) |
 | `blocks.bin` | for each block, the offsets and norm corrections of its rows, then the codes of its rows |
-| `second.bin` | only for `rotated`: for each block, the norm corrections of its rows, then 8 bits per dimension |
+| `second.bin` | only for `rotated`: for each block, norm corrections of its rows, then codes of 8 bits per dimension |
 
 Offsets and norm corrections are 32-bit floats. With the quantization `none`, `blocks.bin` contains only the embeddings.
 A segment without clusters has blocks of `BLOCK_ROWS` rows, all in cluster 0. All numbers are little endian.
@@ -41,8 +41,8 @@ from storage_core.log.actions import IndexSegment
 #
 # A code represents a rotated vector z as a vector v of integers from -127 to 127. A dot product with a query is then a
 # dot product of bytes. The norm correction of a row (`norm_corrections` in the code) is |z|² / <v, z>. The product of
-# the norm correction and <v, q> estimates <z, q>. The estimate is correct on average over rotations, and exact for q =
-# z.
+# the norm correction and <v, q> estimates <z, q>. The average of the estimate over random rotations is correct. For q =
+# z, the estimate is exact.
 #
 # | Quantization | Bytes of a code | v |
 # |---|---|---|
@@ -59,7 +59,7 @@ PER_BYTE = 4
 """The number of dimensions in a byte of a coarse code."""
 
 BOOK_ENTRIES = 256
-"""The number of vectors in a book. One byte selects one of these vectors."""
+"""The number of trained vectors in one book of a `product` codebook. One byte selects a vector."""
 
 ALIKE_ROWS = 10_000
 """The maximum number of candidates of a search if many rows share the same embedding."""
@@ -158,8 +158,9 @@ def farthest_candidate(distances: npt.NDArray[np.floating], most: int) -> float:
     """Return the maximum distance of candidates for the nearest `most` rows. Distances are computed from codes.
 
     Rows with the same embedding have the same code, and can occupy all of the first positions. Because codes are
-    inexact, the true nearest row may come after these rows. If fewer than half of the `most` distances differ, equal
-    distances are therefore counted only once. The search then considers up to `ALIKE_ROWS` rows.
+    inexact, the true nearest row may come after these rows. If the `max_bytes` nearest distances contain fewer than
+    `max_bytes` / 2 distinct values, the function counts equal distances only once. The search then considers up to
+    `ALIKE_ROWS` rows.
     """
     last = farthest(distances, most)
     if len(distances) <= most or 2 * len(np.unique(distances[distances <= last])) >= most:
@@ -174,7 +175,7 @@ def best_of(values: npt.NDArray[np.floating], most: int) -> npt.NDArray[np.int64
 
 
 def candidates_of(distances: npt.NDArray[np.floating], most: int) -> npt.NDArray[np.int64]:
-    """Return the positions of the candidates for the nearest `most` rows by code (see `farthest_candidate`)."""
+    """Return the positions of the rows that may be among the nearest `most` rows (see `farthest_candidate`)."""
     if len(distances) <= most:
         return np.arange(len(distances))
     return np.flatnonzero(distances <= farthest_candidate(distances, most))
@@ -204,7 +205,7 @@ _HEADERS_BYTES = 1024  # the headers of the bundle, of `head.json` and of the co
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The properties of a segment. The split has `of` rows, and the segment contains `rows` of these rows.
+    """The properties of a segment. `rows` counts the rows of the segment, and `of` counts the rows of the split.
 
     `codebook` is the identity of the codebook that made the codes. `clusters` is the number of clusters of the
     codebook, or 0 for a segment without clusters.
@@ -550,8 +551,8 @@ def in_bytes(centroids: Floats) -> npt.NDArray[np.void]:
     """Return for each centroid the `scale` and the integers `whole` that a codebook stores."""
     greatest = np.abs(centroids).max(axis=1, initial=0.0)
     stored = np.zeros(len(centroids), _centroid(centroids.shape[1]))
-    # If the numbers are already rounded, the greatest number is from 64 to 127. Therefore the centroid gets the same
-    # scale again.
+    # If the numbers are already rounded, the greatest number is from 64 to 127. A centroid that was already rounded
+    # therefore keeps its scale.
     stored["scale"] = np.ldexp(np.float32(1), np.frexp(greatest / np.float32(127.5))[1])
     stored["whole"] = np.rint(centroids / stored["scale"][:, None])
     return stored
@@ -608,8 +609,8 @@ def _not_a_codebook(where: str, what: str) -> Corrupt:
     return damaged(where, f"not a codebook of vectors: {shortened(what)}")
 
 
-# The training of a segment as recorded in the log (`details.training`). A reader therefore does not need to fetch the
-# segment to read its training.
+# The training result of a segment, which the log records (`details.training`). A reader can therefore read the training
+# result without a request for the segment.
 
 
 TRAINING = "training"
@@ -640,7 +641,7 @@ class Training:
 
     @staticmethod
     def of(segment: IndexSegment) -> Training | None:
-        """Return the training of a segment from the log.
+        """Return the training result that the log contains for a segment.
 
         Returns None for other kinds of index, and for segments of early releases of 0.1.
         """

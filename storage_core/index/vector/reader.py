@@ -95,10 +95,10 @@ FILTERED_BYTES = 64 * 2**20
 SHARE, RANGED_SHARE = 3 / 16, 1 / 12
 """A search reads the nearest clusters until the clusters contain this share of the rows.
 
-The smaller share applies to segments that are read by ranges. With a filter, the nearest matching rows are farther away
-and in more clusters. For codes of at most `FILTERED_BYTES` bytes, a filtered search computes `SHARE` times the number
-of all rows. The clusters must contain at least this number of matching rows. For larger codes, a filtered search
-computes `SHARE` times the number of matching rows instead.
+The smaller share `RANGED_SHARE` applies if a search reads only byte ranges of the segment. With a filter, the nearest
+matching rows are farther away and in more clusters. A filtered search therefore reads clusters until the clusters
+contain a minimum number of matching rows. For codes of at most `FILTERED_BYTES` bytes, this minimum is `SHARE` times
+the number of all rows. For larger codes, the minimum is `SHARE` times the number of matching rows.
 """
 
 REQUESTS, BYTES = 12, 8 * 2**20
@@ -108,12 +108,13 @@ Each opened segment counts as one request.
 """
 
 FALLOFF, SPARED = 14.0, 0.15
-"""The parameters for dropping pieces if there are more pieces than wanted. See `nearness`.
+"""The parameters with which a search selects pieces to drop if there are more pieces than wanted. See `nearness`.
 
-The excess pieces are dropped if their share of the total nearness is at most `SPARED`. In data with separate groups,
-few clusters are much nearer than all others, and few pieces contain most of the total nearness. In other data, all
-clusters are about equally far, such as in embeddings of single words. Every piece then has a share of the total
-nearness.
+The weight of a piece is the sum of the `nearness` of its blocks. The search drops the pieces beyond the wanted number
+if these pieces have at most the share `SPARED` of the total weight. In data with separate groups, a few clusters are
+much nearer to the query than all others. A few pieces then have most of the total weight. In other data, such as
+embeddings of single words, all clusters are about equally far from the query. Every piece then has a similar share of
+the total weight.
 """
 
 LEAST_PIECES = 3
@@ -150,12 +151,13 @@ BUDGET_OF_ONE = Budget.of_one(1)
 
 
 def nearness(away: Distances, nearest: float) -> Distances:
-    """Return the nearness of a cluster.
+    """Return the nearness of a cluster to the query, as a weight from 0 to 1.
 
-    The nearness estimates how many of the nearest rows are in the cluster. The nearness of the nearest cluster is 1.
+    The weight of a cluster estimates how many of the nearest rows the cluster contains. The weight of the nearest
+    cluster is 1.
 
-    `nearest` is the distance of the nearest cluster. `away` is the additional distance of the given cluster. Both
-    distances are squared distances.
+    `nearest` is the distance of the nearest cluster. `away` is the additional distance of the given cluster. The
+    distances in `nearest` and `away` are squared distances.
     """
     found: Distances = np.exp(-FALLOFF * np.minimum(away / max(abs(nearest), np.finfo(np.float64).tiny), 1.0))
     return found
@@ -168,8 +170,9 @@ def in_pieces(blocks: Rows, sizes: Rows, near: Distances, needed: Mask, *, piece
     wanted blocks. The result has about `pieces` contiguous pieces.
 
     The number of rows in the added gaps is at most half of the number of wanted rows. If memory allows more rows, the
-    gaps may add rows until the limit `most_rows` is reached. If there are still too many pieces, the pieces with the
-    least `near` are dropped. If these pieces contain more than the share `SPARED` of `near`, none is dropped.
+    function adds gaps until the result has `most_rows` rows. If there are still too many pieces, the pieces with the
+    least `near` are dropped. If these pieces contain more than the share `SPARED` of `near`, the function drops no
+    piece.
 
     Args:
         blocks: The blocks that the search wants, ascending.

@@ -66,8 +66,8 @@ _ROUNDS_OF_PARTS = 5
 def k_means(vectors: Floats, count: int, words: np.random.PCG64, *, rounds: int, start: Floats | None = None) -> Floats:
     """Return `count` centroids, or one centroid per vector if there are fewer vectors.
 
-    The centroids start as the centroids of `start`. If `start` has too few centroids, vectors drawn from the sample are
-    the other initial centroids. If a cluster loses all its vectors, its new centroid is the vector that is farthest
+    The initial centroids are the centroids in `start`. If `start` has too few centroids, vectors drawn from the sample
+    are the other initial centroids. If a cluster loses all its vectors, its new centroid is the vector that is farthest
     from its own centroid.
     """
     count = min(count, len(vectors))
@@ -226,7 +226,7 @@ def to_product(rotated: Floats, books: Floats) -> Bytes:
 
 
 def from_product(codes: Bytes, books: Floats) -> Whole:
-    """Return the entries as integers. A common scale for all books maps the greatest absolute number to 127."""
+    """Return the entries as integers. One scale for the whole codebook maps the greatest absolute number to 127."""
     greatest = float(np.abs(books).max(initial=0.0)) or 1.0
     entries = np.rint(books * (GREATEST / greatest)).astype(np.int8).view(np.uint32).reshape(len(books), -1)
     places: npt.NDArray[np.int64] = codes + np.arange(len(books)) * entries.shape[1]
@@ -246,7 +246,7 @@ def _padded(rotated: Floats) -> Floats:
 
 
 def whole_of(codebook: Codebook, placed: Floats) -> tuple[Bytes, Whole]:
-    """Return the codes of placed vectors, and the integers that the codes represent.
+    """Return the codes of the vectors in `placed`, and the integers that the codes represent.
 
     Quantization `none` has no codes.
     """
@@ -278,8 +278,8 @@ _AT_ONCE = 2**20
 def indexable(vectors: pa.ChunkedArray | pa.Array, metric: Metric) -> Mask:
     """Return a mask of the embeddings that an index can contain: not null, finite, and not zero under cosine.
 
-    Tidemark writes no invalid embeddings except nulls. Another writer may have written invalid embeddings. No index and
-    no result contains these embeddings.
+    Every embedding that Tidemark writes is valid or null. Another writer may have written invalid embeddings. No index
+    and no result contains invalid embeddings.
     """
     held = np.asarray(vectors.is_valid(), np.bool_)
     for _, wrong in faults(vectors, nonzero=metric == "cosine"):

@@ -1,4 +1,4 @@
-"""The live splits of a snapshot as sources of a search: hidden rows, moved rows and values."""
+"""Access of a search to the live splits of a snapshot: hidden rows, moved rows and values."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ class SearchBase:
         return cast("tuple[Any]", found)[0]
 
     def segment_low(self, segment: IndexSegment, splits: Sequence[str]) -> Any:
-        """Return a lower bound, as in `low`, for the rows of a segment in these splits. Makes no request."""
+        """Return a lower bound, as `low` does, for the rows of a segment that are in these splits. Makes no request."""
 
         def found() -> tuple[Any]:
             lows = [self.low(each) for each in splits]

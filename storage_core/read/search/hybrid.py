@@ -151,7 +151,7 @@ class Names:
 
 
 class Answer:
-    """The rows of a result, best first. The result is built from windows of the ranking of each index."""
+    """The rows of a result, best first. The result is built step by step from the ranking of each index."""
 
     def __init__(self, snapshot: Snapshot, parts: SearchRequest, columns: Sequence[str]) -> None:
         """Prepare a result without rows. The result will have these `columns` of the table."""

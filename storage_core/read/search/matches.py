@@ -378,7 +378,7 @@ class _Facets:
         return bitmap_of(own[chosen]), bitmap_of(there[chosen])
 
     def _by_bitmaps(self, segment: IndexSegment, rows: BitMap) -> pa.Table | None:
-        """Return the counts for rows of a segment, or None if the segment has more distinct values than rows."""
+        """Return the counts for `rows`, or None if the segment has more distinct values than there are `rows`."""
         with usable(segment.path):
             columns = self._parts.reading(self._store, segment, self._definition).columns([self._column]) or {}
             held = columns[self._column].widened(self._type)

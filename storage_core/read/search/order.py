@@ -4,9 +4,10 @@
   order does not depend on the split, the generation or the position of a row. A compaction therefore does not change
   pages.
 - `FirstRows` and `Best` keep the first rows of an order, in bounded memory.
-- `in_windows` builds a result from growing windows of a ranking. The first rows come from the first window. A window
-  that is `GROWTH` times as large adds the next rows, and so on. The first rows of a longer ranking may differ from the
-  rows of a shorter ranking. The size of the pages does not change the rows or their order.
+- `in_windows` builds a result in steps. Each step reads a window, which is the first part of a ranking. The first rows
+  come from the first window. Each further window is `GROWTH` times as large as the window before, and adds the next
+  rows. The first rows of a longer ranking may differ from the rows of a shorter ranking. The size of the pages does not
+  change the rows or their order.
 - `with_snippets` adds snippets to the rows of a search. A row's snippets depend only on the values of this row.
 """
 
@@ -88,8 +89,8 @@ def in_turns(
 
 SCORE = "score"
 
-# Bounds of floats ignore NaN, the greatest value. Bounds of texts are truncated, and texts often have the same long
-# prefix.
+# The bounds of float columns ignore NaN, which sorts after all other values. Bounds of texts are truncated, and texts
+# often have the same long prefix.
 BOUNDED = (pa.types.is_integer, pa.types.is_decimal, pa.types.is_date, pa.types.is_timestamp)
 
 
@@ -258,7 +259,7 @@ GROWTH: Final = 4
 
 
 def windows(first: int, most: int) -> Iterator[int]:
-    """Yield the sizes of the windows that a result of `most` rows needs."""
+    """Yield the sizes of the windows, up to a size of at least `most` rows."""
     yield first
     while first < most:
         first *= GROWTH
@@ -268,7 +269,7 @@ def windows(first: int, most: int) -> Iterator[int]:
 def in_windows(
     ranked: Callable[[int], tuple[pa.Table, bool]], most: int, name: Sequence[str], *, first: int
 ) -> pa.Table:
-    """Return the first `most` rows, built from windows.
+    """Read windows of a ranking, and return the first `most` rows of the ranking.
 
     Args:
         ranked: A function that takes the size of a window. It returns the rows of the window, best first, and whether
@@ -302,7 +303,7 @@ def with_snippets(
     syntax: object,
     wanted: object = True,
 ) -> pa.Table:
-    """Return the result of `search` with these columns and a struct.
+    """Return the result of `search` with the wanted columns and an additional struct column.
 
     The struct has a snippet for each column of the index.
 

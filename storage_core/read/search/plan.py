@@ -1,6 +1,6 @@
 """Plans of searches for `explain_search`.
 
-A plan has one part per source, and the cost of the search if it was executed.
+A plan has one part per source. If the search was executed, the plan also has the cost of the search.
 
 A search and its plan start with the same objects (`Searched.lives`). So a plan always matches the search.
 """
@@ -55,7 +55,8 @@ class SourcePlan:
 
     - `matching`: the number of live rows that meet the filter.
     - `probed`: the number of clusters that were searched.
-    - `ranked`: the number of rows that were scored by embeddings of the table. `ranked` is the sum over all windows.
+    - `ranked`: the number of rows that were scored by embeddings of the table. `ranked` adds up the scored rows of all
+      windows.
     """
 
     place: Place
@@ -207,7 +208,7 @@ class SearchPlan:
         return "\n".join(str(each) for each in parts if each is not None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan as plain data, with the fields of one index, or with `segment_reader` for several indexes.
+        """Return the plan as plain data, with the fields of one index, or with `parts` for several indexes.
 
         The fields `raw_logs`, `filter` and `analysis` follow. `filter` and `analysis` may be null.
         """

@@ -168,7 +168,7 @@ class _First:
         return [*(each for each in each_found if each.bound is None), *ordered]
 
     def bound(self, bounds: Iterable[Any]) -> Any:
-        """Return the first of several bounds in this order, or None if one bound is unknown."""
+        """Return the bound that comes first in the order of the result, or None if one bound is unknown."""
         known = [*bounds]
         return None if not known or None in known else (max if self.descending else min)(known)
 
@@ -180,7 +180,7 @@ class _First:
         return last is not None and bool(last > bound if self.descending else last < bound)
 
     def contenders(self, values: pa.ChunkedArray) -> Mask:
-        """Return a mask of the rows with these values that may be among the first rows."""
+        """Return a mask that is True for each of `values` whose row may be in the result."""
         last = self.rows.last().column(self.by) if self.rows.is_full else values.slice(0, 0)
         coded = codes(pa.chunked_array([*last.chunks, *values.chunks], self._type), descending=self.descending).values
         own = coded[len(last) :]
@@ -239,8 +239,8 @@ def _pieces(matches: Matches, bounds: Mapping[str, Any], numbers: Sequence[int])
 def _add(matches: Matches, first: _First, pieces: Iterable[_Bounded]) -> None:
     """Add the rows of some pieces in the order of their bounds.
 
-    The function first reads the column of the order. Then it reads the other columns for the rows that may be in the
-    result.
+    The function first reads the column that determines the order. Then the function reads the other columns for the
+    rows that may be in the result.
     """
 
     def values(piece: _Bounded) -> pa.ChunkedArray:
@@ -261,8 +261,8 @@ _MATCH = 1.0
 class _Scored:
     """The result of an index: the live `hits` of sources, and the positions of the `sources` that may have hits.
 
-    All rows with a score greater than `tied` are among the best rows. These rows are in the sources `better`. The first
-    `wanted` rows with the score `tied` are among the best as well.
+    All rows with a score greater than `tied` are among the best rows. `better` contains the sources of the rows with a
+    score greater than `tied`. The first `wanted` rows with the score `tied` are among the best as well.
     """
 
     sources: Sequence[int]
@@ -370,7 +370,7 @@ def add_best(live: LiveFilter, one: IndexQuestion, rows: Best, most: int, *, kep
 
 
 def _nearest(nearest: Nearest, snapshot: Snapshot, names: Sequence[str], most: int) -> pa.Table:
-    """Return the nearest `most` rows with their scores. The result is built from windows."""
+    """Return the nearest `most` rows with their scores. The function reads windows of the ranking (`in_windows`)."""
     name, (score, _) = row_name(snapshot), added_names(snapshot.schema)
     held = [*dict.fromkeys([*names, *name])]
 

@@ -217,10 +217,10 @@ READER_BYTES = 2**30
 class SearchCache:
     """A cache of open searchers, open vector segments, decoded pages and filter results.
 
-    The cache also contains the ends of runs of logs.
+    The cache also contains the numbers of the WAL entries at which runs end (`LogRuns`).
 
-    All values are immutable and limited in size. The name of a value contains the path and checksum of an object, so
-    later versions share the value. Safe for threads.
+    All values are immutable and limited in size. The cache key of a value contains the path and checksum of an object,
+    so later versions share the value. Safe for threads.
     """
 
     verified: VerifiedFiles = field(default_factory=VerifiedFiles)

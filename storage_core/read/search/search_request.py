@@ -120,7 +120,7 @@ def parse_bitmap_query(query: object, definition: IndexDefinition, schema: pa.Sc
     - `=`, `<>`, `<`, `<=`, `>`, `>=` with a value
     - `in` and `not in` with a list
     - `between` with the smallest and the greatest value
-    - `is null` with true or false
+    - `is null` with the value true or false
 
     As in SQL, a null value meets only the condition `is null`. Values are parsed by the type of the column, and
     timestamps as ISO 8601. An index over several columns accepts only an object.

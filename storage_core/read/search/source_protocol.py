@@ -216,10 +216,10 @@ _FILTERED_ROWS = 2**18
 class SearchCounts:
     """A count of the work of a vector search on one source. `matching` is the number of live rows that meet the filter.
 
-    `ranked` is the number of rows that were scored by embeddings of the table. `ranked` is the sum over all windows and
-    queries. If `is_exact` is True, all matching rows were scored. Otherwise the search selected candidates by their
-    codes, and scored only these candidates. `clusters` is the number of clusters that the last window searched, or None
-    for a segment without clusters.
+    `ranked` is the number of rows that were scored by embeddings of the table. `ranked` adds up the scored rows of all
+    windows and queries. If `is_exact` is True, all matching rows were scored. Otherwise the search selected candidates
+    by their codes, and scored only these candidates. `clusters` is the number of clusters that the last window
+    searched, or None for a segment without clusters.
     """
 
     matching: int
@@ -246,7 +246,7 @@ class LiveFilter:
         self._deleted: dict[int, BitMap] = {}
         self._rows: dict[int, BitMap] = {}
         self.looked: dict[int, SearchCounts] = {}
-        """The work of searches by vector, by source."""
+        """For each source, the work of vector searches."""
         self.judged = self.met = 0
         """Two numbers: the evaluated rows, and those evaluated rows that meet the filter."""
 
@@ -269,7 +269,7 @@ class LiveFilter:
         return self._wanted(live) if len(live) and self.is_filtered else live
 
     def drop_hidden(self, found: Mapping[int, BitMap]) -> Mapping[int, BitMap]:
-        """Return those of these rows that are visible and meet the filter. Raises the errors of `__call__`."""
+        """Return the rows of `found` that are visible and meet the filter. Raises the errors of `__call__`."""
         deleted = self._deleted_of(found)
         live = {source: rows - deleted[source] for source, rows in found.items() if source in deleted}
         if not self.is_filtered:

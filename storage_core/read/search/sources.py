@@ -139,7 +139,7 @@ def _generation(store: ObjectStore, covered: Coverage, cache: SegmentCache, whol
 
 
 def _run(covered: Coverage, cache: SegmentCache, run: LoggedRows, kept: SearchCache) -> _Unmerged:
-    """Return the source for whole rows in the entries of a log. The index files of these rows are built once."""
+    """Return the source for the whole rows of a run of WAL entries. The index files of these rows are built once."""
     definition, name = covered.definition, run.name
 
     def made() -> Path:
@@ -304,9 +304,9 @@ class _Split:
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """The rows of a segment that is not a segment of one whole split.
+    """The rows of a segment that does not cover exactly one whole split.
 
-    The segment covers several splits or a part of a split, or its rows have moved.
+    The segment covers several splits or a part of a split, or the rows of the segment have moved.
 
     The rows are now in `splits`.
     """

@@ -1,9 +1,9 @@
 """The module finds the rows that are nearest to a given embedding. The module also measures the recall of an index.
 
 Each source selects candidates by its codes, and the exact embeddings of the table determine the result. Rows without a
-segment are scored exactly. If only a few rows of a source meet the filter, these rows are scored exactly, too. Exact
-scores of a few rows read little data. A search by clusters would read more data, because it reads the clusters that
-contain enough matching rows.
+segment are scored exactly. If only a few rows of a source meet the filter, these rows are scored exactly, too. The
+exact scoring of a few rows reads little data. A search by clusters would read more data, because it reads the clusters
+that contain enough matching rows.
 
 The recall of a vector index is the share of the true nearest rows that its searches find. To find the true nearest
 rows, all rows are scored exactly.

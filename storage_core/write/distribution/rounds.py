@@ -1,8 +1,8 @@
 """Rounds of distribution. A round makes a plan, runs tasks, and makes one commit per table (decision 0031).
 
-One commit contains both a table's rows and its offsets. For an append table, this is a commit in the table's log. For a
-keyed table, this is a new manifest of a region. So a distributor may end at any point without loss or duplicates. If
-several distributors run concurrently, one distributor per table wins. The other distributors detect that the offsets
+One commit contains both a table's rows and its offsets. For an append table, the commit is in the table's log. For a
+keyed table, the commit is a new manifest of a region. So a distributor may end at any point without loss or duplicates.
+If several distributors run concurrently, one distributor per table wins. The other distributors detect that the offsets
 moved. The collector deletes the files of these distributors. Tables do not wait for each other. Failures are reported
 at the end.
 """
@@ -134,8 +134,8 @@ def _target(table: TargetTable, plan: DistributionPlan, chosen: Collection[tuple
     for writer, offset in sorted(plan.offsets.items()):
         numbers = own.get(writer, [])
         taken = [number for number in numbers if (writer, number) in chosen]
-        # Given-up chunks may follow the last chunk of the plan. The writer's offset moves past these chunks only if the
-        # round includes the last planned chunk.
+        # Chunks that the plan gives up may follow the last planned chunk. The writer's offset moves past these chunks
+        # only if the round includes the last planned chunk.
         last = offset if len(taken) == len(numbers) else max(taken, default=0)
         if last > after.get(writer, 0):
             stretches.append(ChunkRange(writer=writer, after=after.get(writer, 0), last=last))
@@ -539,7 +539,7 @@ def _with_ids(target: Target, table: TargetTable) -> tuple[ChunkRange, ...]:
 
 
 def _was_passed(works: Sequence[DivideWork], damaged: Iterable[tuple[str, int]]) -> bool:
-    """Return whether one work found a damaged chunk and another work read later chunks of the same writer."""
+    """Return whether a work item read chunks of a writer after a chunk that another work item found damaged."""
     return any(
         each.writer == writer and each.number > number
         for writer, number in damaged
@@ -567,7 +567,7 @@ def _before(targets: Mapping[str, Target], damaged: Iterable[tuple[str, int]]) -
 
 
 def _above(stretches: Iterable[ChunkRange], recorded: Mapping[str, int]) -> Iterator[ChunkRange]:
-    """Yield the parts of the ranges that a region lacks. Each part starts at the region's offset."""
+    """Yield the parts of the chunk ranges that a region does not have yet. Each part starts at the region's offset."""
     for each in stretches:
         if each.last > recorded.get(each.writer, 0):
             yield replace(each, after=recorded.get(each.writer, 0))

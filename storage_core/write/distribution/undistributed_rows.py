@@ -10,11 +10,11 @@ Each row occurs once, because the reads have this order (decision 0027):
 2. The regions are captured.
 3. The head of the table's log is read.
 
-This module reads the chunks that the table does not have at the third step. An append table has a chunk if the offset
-of the head includes the chunk. For a keyed table, the log is read before and after the capture of the regions. The
-offsets of both reads must be equal. The head must not contain a merge of a generation that is newer than the captured
-manifests. If another distribution or merge committed in between, `find_pending_chunks` returns None, and the reader
-starts again.
+The third step determines which chunks the table does not have. This module then reads the missing chunks. An append
+table has a chunk if the offset of the head includes the chunk. For a keyed table, the log is read before and after the
+capture of the regions. The offsets of both reads must be equal. The head must not contain a merge of a generation that
+is newer than the captured manifests. If another distribution or merge committed in between, `find_pending_chunks`
+returns None, and the reader starts again.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ def admitted(records: pa.Table, target: Target) -> pa.Table:
 def group_by_region(records: pa.Table, ref: RawChunkRef, target: Target) -> Iterator[tuple[Region, pa.Table]]:
     """Yield each region that needs records of the chunk, with the records of the region in order.
 
-    This omits regions that already have the chunk. An omitted region belongs to the current region spec or to an
-    earlier spec. The region of an earlier spec got the chunk while that spec was current. Raises `InvalidInput` if an
-    expression of a region spec fails on a record.
+    The function omits regions that already have the chunk. An omitted region belongs to the current region spec or to
+    an earlier spec. The region of an earlier spec got the chunk while that spec was current. Raises `InvalidInput` if
+    an expression of a region spec fails on a record.
     """
     having = {region for region, offsets in target.further.items() if offsets.get(ref.writer, 0) >= ref.number}
     for spec in _earlier_specs(target) if having else ():

@@ -34,7 +34,7 @@ from storage_core.write.raw_log.history import Damage, RawChunkRef, read_columns
 
 
 def keys_in_reach(work: DivideWork, raw: Sequence[ObjectStore]) -> Iterator[str]:
-    """Yield the keys of id objects that may contain duplicates of the work's records. This lists all stores."""
+    """Yield the keys of id objects that may contain duplicates of the work's records. Lists every store."""
     since = min(ref.segment_ms for ref in work.chunks) - work.source.unique_for_ms
     reasons: list[str] = []
     mandatory = raw[: work.source.mandatory]
@@ -116,8 +116,8 @@ NONE = Duplicates()
 def note_ids(work: DivideWork, raw: Sequence[ObjectStore]) -> str:
     """Write the record ids of the work's chunks to every mandatory store. Return the key of the object.
 
-    The object is durable when this returns. Raises `Unavailable` or `CommitUnknown` if a store does not accept the
-    object. One GET per chunk, and one PUT per mandatory store.
+    The object is durable when the function returns. Raises `Unavailable` or `CommitUnknown` if a store does not accept
+    the object. One GET per chunk, and one PUT per mandatory store.
     """
     damaged: set[str] = set()
 

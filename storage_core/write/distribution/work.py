@@ -1,6 +1,7 @@
 """Work items of distribution, and the offsets of a raw log in a table.
 
-Work items and their results are sent as JSON (docs/architecture/orchestration.md, "Spark"). There are two kinds:
+Work items and their results are sent as JSON (docs/architecture/orchestration.md, "Spark"). There are two kinds of work
+items:
 
 - A `DivideWork` divides some chunks among all tables. Rows of append tables become splits immediately, in any order.
   Rows of keyed tables become one part per region, in the order of the history. The order matters, because the later
@@ -13,17 +14,18 @@ name of the raw log.
 
 | Where | Key | Meaning |
 |---|---|---|
-| table's log | transaction `raw:<writer>` | all rows of the chunks up to this number are in the table, in any of its
+| table's log | transaction `raw:<writer>` | all rows of the chunks up to this number are in the table or its
 regions |
-| region's manifest | `distributed` | all rows of this region in the chunks up to this number are in the region |
+| region's manifest | `distributed` | the region has all its rows from the chunks up to this number |
 
 One commit adds the rows of an append table together with the transaction. The rows of a keyed table are committed
 together with the offset of the region. The log's offset is committed when every region has its rows of these chunks. So
-a region has the chunks up to the higher of the two offsets. A region without rows in a chunk, or a region that does not
-exist yet, needs no offset.
+a region has the chunks up to its own offset or the log's offset, whichever is higher. A region without rows in a chunk,
+or a region that does not exist yet, needs no offset.
 
-A row is also in the table if a region of an earlier spec has the chunk of the row. The region of the earlier spec was
-merged completely before the next spec became current. The merge can happen before the log's offset is committed.
+A row may belong to a region of an earlier spec. If this region has the chunk of the row, the row is also in the table.
+The region of the earlier spec was merged completely before the next spec became current. The merge can happen before
+the log's offset is committed.
 """
 
 from __future__ import annotations
@@ -87,7 +89,7 @@ class FillPart:
 
 
 def write_part(store: ObjectStore, records: pa.Table, *, region: str, clock: Clock, ids: Ids) -> FillPart:
-    """Write the records. The part is durable when this returns, but no object refers to the part yet. One PUT.
+    """Write the records. The part is durable when the function returns, but no object refers to the part yet. One PUT.
 
     Raise `CommitUnknown`.
     """
@@ -326,7 +328,7 @@ class DivideResult:
 
     @staticmethod
     def from_json(found: Mapping[str, Any]) -> DivideResult:
-        """Return the result that `to_json` returned."""
+        """Create a result from the output of `to_json`."""
         return DivideResult(
             tables={name: Divided.from_json(each) for name, each in found["tables"].items()},
             unknown=found["unknown"],
@@ -442,7 +444,7 @@ def starts(stretches: Iterable[ChunkRange], planned: Snapshot) -> list[TxnProgre
     return [TxnProgress(app, planned.txns.get(app, 0)) for app in apps]
 
 
-# Missing chunks of a table, and the terms of distribution (docs/architecture/ingestion.md, "Raw log"). An offset is the
+# This section finds the chunks that a table lacks (docs/architecture/ingestion.md, "Raw log"). An offset is the
 # number of a writer's last distributed chunk. All chunks up to the offset were distributed or given up. The numbers of
 # a writer continue across its segments. So a second distribution from the same offsets takes the same chunks and
 # possibly newer chunks.
@@ -461,8 +463,9 @@ The cost of a smaller task is higher than its benefit. Tables would also get man
 class DistributionPlan:
     """Chunks to distribute, in the order of the history, and the offsets to commit with them.
 
-    `held` are missing chunks. Later chunks of the same writers must wait. `given_up` are missing chunks that the plan
-    gives up. Records of these chunks are never distributed, even if a copy appears later.
+    `cached_footer` lists missing chunks that block later chunks. Later chunks of the same writers must wait. `given_up`
+    are missing chunks that the plan gives up. Records of these chunks are never distributed, even if a copy appears
+    later.
     """
 
     chunks: tuple[RawChunkRef, ...]

@@ -9,7 +9,7 @@ files that are already in the table. Events can be lost, so a full listing finds
 |---|---|
 | for a file in the landing location | deleted after the commit |
 | for a file that no longer exists, or that is already in the table | counted, and deleted |
-| a test event, a removal event, or an event for another object | counted, and deleted, because the queue serves one
+| a test event, a removal event, or an event for another object | counted, and deleted. The queue has the events of one
 table only |
 | not understood | counted, and left in the queue |
 

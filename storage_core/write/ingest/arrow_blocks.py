@@ -26,13 +26,13 @@ from storage_core.write.ingest.parquet_files import check_columns, checked_rows,
 
 LARGEST_BATCH = 512 * 2**20
 BATCH_RATIO = 20
-"""A batch may be larger than `LARGEST_BATCH` after it expands, if it expands by at most this factor."""
+"""The greatest factor by which a batch may expand to more than `LARGEST_BATCH` bytes."""
 
 _MAGIC, _MAGIC_BYTES = b"ARROW1", 8
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _ROWS_AT_ONCE = 250_000
 _ROW_BYTES = 8
-"""The bytes that are added for every row, because columns of nulls have no bytes."""
+"""The number of bytes that is added to the size of a row, because columns of nulls count as zero bytes."""
 _DAMAGE = (pa.ArrowException, OSError, ValueError, OverflowError, TypeError, KeyError, RecursionError, struct.error)
 
 

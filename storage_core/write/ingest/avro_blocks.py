@@ -1,8 +1,8 @@
 """Reader of landed Avro object containers, block by block.
 
 `fastavro` decodes the records of a block without their logical types. Arrow converts the columns afterwards. Python's
-time types would lose nanoseconds, and they do not support all years. Text is decoded as bytes. So text that is not
-UTF-8 rejects only its row, and not the whole file.
+time types would lose nanoseconds, and they do not support all years. `fastavro` returns text as undecoded bytes. So
+text that is not UTF-8 rejects only its row, and not the whole file.
 
 Avro types that a table does not have follow the rules of Parquet. The columns must convert exactly.
 """

@@ -678,7 +678,7 @@ def _executed_group(
 
 
 def _read_together(context: SplitContext, works: Sequence[IngestWork]) -> dict[str, Ahead]:
-    """Read new and small files of JSON lines. All lines that are not plain are converted together on the exact path.
+    """Read new and small files of JSON lines. Lines that need exact conversion are converted together.
 
     The result lacks the files that must be read alone. These files are read again, so an error message contains the
     correct file.
@@ -790,7 +790,7 @@ def _read(run: _Run, work: IngestWork, ahead: Ahead | None, *, block_bytes: int)
 
 
 class CollectedRows:
-    """The collected rows of a batch, by window. Also the splits that this class has written from these rows.
+    """The collected rows of a batch, by window. The class also contains the splits that were written from these rows.
 
     `quarantine` collects the rejected lines and late rows of the files. If the rows take more memory than
     `MOST_COLLECTED_BYTES`, the windows with the most rows are written. So a window with few rows from many files is

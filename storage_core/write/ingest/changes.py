@@ -132,7 +132,7 @@ class ChangeFormat:
         return np.flatnonzero(self._operations(rows) == Operation.PATCH)
 
     def records_of(self, rows: pa.Table, given: pa.ListArray | None = None) -> pa.Table:
-        """Return the rows of `fields` as records, in order. A delete keeps its order, so later runs can compare it.
+        """Return the rows of `fields` as records, in order. A delete record contains its order value for later runs.
 
         Args:
             rows: rows without faults.

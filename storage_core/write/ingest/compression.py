@@ -9,7 +9,7 @@ return the rest of the text.
 | gzip | `gzip` of the standard library |
 | Zstandard, bzip2, xz | the decoders of the standard library (Zstandard: its backport) |
 | LZ4 (frames) | Arrow |
-| Snappy (frames) | `cramjam`, chunk by chunk |
+| Snappy (frames) | `cramjam`, which decodes one chunk at a time |
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def open_decompressed(file: BinaryIO, codec: Codec) -> io.BufferedReader:
 
 
 class _Text(io.RawIOBase):
-    """The text of a compressed file. `_next(most)` returns up to `most` bytes, and no bytes only at the end."""
+    """The text of a compressed file. `_next(max_bytes)` returns one to `max_bytes` bytes, or no bytes at the end."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -139,9 +139,9 @@ def read_lines(stream: BinaryIO, block_bytes: int = BLOCK_BYTES) -> Iterator[Lin
 def split_lines(data: bytes, first_number: int = 1) -> tuple[pa.BinaryArray, npt.NDArray[np.int64], int]:
     """Return the non-empty lines of `data` without line ends, their numbers, and the number of the next line.
 
-    This uses array operations on all lines instead of a loop. Memory holds a copy of `data`, two boolean values per
-    byte, and the non-empty lines. Empty lines use no additional memory. The memory for empty lines matters because a
-    gzipped kilobyte can contain a million empty lines.
+    The function uses array operations on all lines instead of a loop. Memory holds a copy of `data`, two boolean values
+    per byte, and the non-empty lines. Empty lines use no additional memory. The memory for empty lines matters because
+    a gzipped kilobyte can contain a million empty lines.
     """
     if b"\r\n" in data:
         data = data.replace(b"\r\n", b"\n")
@@ -631,7 +631,7 @@ def convert_or_reject(records: Records, target: RowFormat) -> Parsed:
 
 
 def _drift_of(records: Records, fits: Mask, target: RowFormat) -> Drift:
-    """Return the drift of the records that fit now, and of the records that fit with wider columns."""
+    """Return the schema drift of the records that fit the table now or with wider columns."""
     rule, new = target.drift, records.new
     widened: dict[str, pa.DataType] = {}
     if rule.widens and not fits.all():
@@ -679,8 +679,8 @@ def not_text(file: str, lines: Iterable[tuple[int, bytes]]) -> list[RejectedLine
 def write_quarantine(store: ObjectStore, source: str, size: int, rejected: Sequence[RejectedLine]) -> QuarantineResult:
     """Write the rejections of one file (`source`, of `size` bytes) to the quarantine.
 
-    The rejections are durable when this returns. The call is idempotent, because the same rejections always produce the
-    same object. Raises the errors of `late_rows.write_quarantine_entry`. One PUT.
+    The rejections are durable when the function returns. The call is idempotent, because the same rejections always
+    produce the same object. Raises the errors of `late_rows.write_quarantine_entry`. One PUT.
     """
     lines = tuple(each.to_object() for each in rejected)
     return write_quarantine_entry(store, RejectedLines(source=source, size=size, rejected=lines))

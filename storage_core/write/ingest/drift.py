@@ -1,13 +1,13 @@
 """Schema drift of landed files: fields that are not columns, and values that need a wider column.
 
-The declaration of the table selects the effect. `on_new_field` applies to fields that the table does not have.
-`on_type_conflict` applies to values that do not fit the type of their column. A field whose value is null is not a new
-field.
+The declaration of the table determines how ingest handles a drift. `on_new_field` applies to fields that the table does
+not have. `on_type_conflict` applies to values that do not fit the type of their column. A field whose value is null is
+not a new field.
 
 A task cannot know the fields that other tasks find. So a task that may add or widen columns does not write the rows of
 a file with new fields or wider values. The task returns the `Drift` of the file: its new fields with their types, and
 the columns that must be wider. The driver merges the drift of all tasks and changes the schema once. Then the driver
-ingests these files again with the new schema. In this second pass, the rule is settled (`is_settled`). A field that is
+ingests these files again with the new schema. In this second pass, the schema is final (`is_settled`). A field that is
 still not a column now rejects its line. Other files are read once.
 """
 
@@ -50,7 +50,7 @@ _INTO: Final = "column:"
 _CHOICES: Final = ("quarantine", "ignore", "add", "column:NAME")
 _LONGEST_NAME: Final = 100
 _MOST_FOUND: Final = 1_000
-"""The maximum number of new fields in a result. A run adds fewer columns."""
+"""The maximum number of new fields in a result. A run adds fewer columns than this number."""
 
 Mask = npt.NDArray[np.bool_]
 
@@ -62,7 +62,7 @@ class DriftRule:
     - `column`: the column that gets the new fields of a row as a JSON object, for the rule `column`.
     - `widens`: whether columns become wider.
     - `is_settled`: whether the schema is final, so that no file adds or widens columns any more.
-    - `refused`: the fields that a settled table could not add as columns, each with the reason.
+    - `refused`: the new fields that could not become columns of the table, each with the reason.
     """
 
     new_field: Literal["quarantine", "ignore", "add", "column"] = "quarantine"
@@ -370,7 +370,7 @@ class ObjectFields:
 
 @dataclass(frozen=True, slots=True)
 class ColumnFields:
-    """New fields of a file with columns. If `is_text` is set, all values are text without a type."""
+    """The new fields of a file whose format has columns. If `is_text` is set, all values are text without a type."""
 
     columns: pa.Table
     is_text: bool = False

@@ -105,7 +105,7 @@ def _divide(data: bytes, number: int, *, in_array: bool) -> _Divided:
     is_end = opens | closes | ((kinds == _COMMA) & (depth == 1) & is_array)
     ends = places[is_end]
     starts = np.concatenate([[0], ends + 1])
-    ends = ends + (closes & ~is_array)[is_end]  # the bracket of an object belongs to its record
+    ends = ends + (closes & ~is_array)[is_end]  # the closing bracket of an object belongs to the record
     # There is no record between two brackets of arrays, or after the last comma of an array.
     records = _sliced(text, is_outside, (starts[:-1], ends), may_be_empty=(opens | closes)[is_end])
     end = int(starts[-1])

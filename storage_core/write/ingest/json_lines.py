@@ -2,8 +2,8 @@
 
 The exact path (`text_files`) checks every line with a sequence of DuckDB functions. Most landed lines do not need these
 functions. A plain line has one object, known names, and values of the columns' types. `read_plain` parses plain lines
-in one pass and marks the other lines. The caller sends only the marked lines through the exact path, so the exact path
-produces every rejection reason.
+in one pass and marks the other lines. The caller converts only the marked lines on the exact path with DuckDB, so
+DuckDB produces every rejection reason.
 
 Arrow accepts some input that the exact path refuses. So `read_plain` also marks two more kinds of lines. A line of the
 first kind does not begin with `{`, or does not end with `}`. A line of the second kind has a number that is not finite.
@@ -63,8 +63,8 @@ class PlainLines:
 def read_plain(lines: pa.StringArray, target: RowFormat) -> PlainLines | None:
     """Return the rows of the plain lines, or None if no line can be read here.
 
-    No line is plain if Arrow reads some column from JSON in another way than the exact path. No line is plain if a word
-    for null is a JSON value, such as `-1`.
+    The function reads no line if Arrow and DuckDB convert the JSON of some column differently. The function also reads
+    no line if a word for null is a JSON value, such as `-1`.
     """
     types = _types_of(target)
     if types is None or not len(lines):
@@ -82,7 +82,7 @@ def read_plain(lines: pa.StringArray, target: RowFormat) -> PlainLines | None:
 
 
 def _begin_and_end_as_object(lines: pa.StringArray) -> Mask:
-    """Return which lines begin with `{` and end with `}`. An element of a JSON array can be an empty line."""
+    """Return which lines begin with `{` and end with `}`. A line can be empty if it is an element of a JSON array."""
     _, offsets, data = lines.buffers()
     ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
     text = np.frombuffer(data or b"", np.uint8)
@@ -203,7 +203,7 @@ def _converted(reader: _Reader, target: RowFormat) -> tuple[pa.Table, Mask]:
         columns.append(values)
         undecided |= wrong
     rows = pa.table(columns, names=filled.names)
-    if target.changes is not None:  # the exact path returns the text of a rejected record
+    if target.changes is not None:  # on the exact path, DuckDB returns the text of a rejected record
         undecided |= np.asarray(target.changes.faults(rows).is_valid())
     if undecided.any():
         rows = rows.filter(pa.array(~undecided))

@@ -5,10 +5,10 @@ read files. A run then claims each region, and a task writes the parts of the re
 the region's manifest records the generation and the files in this generation. So a run may end between two regions. The
 next run reads the files again, and each region takes only the files that it does not have.
 
-The manifest stores the files of a region as offsets, like the writers of a raw log (`write.region.router`). The name of
-an offset is the transaction of the file, `landed:<path>`. The number that an offset stores is a hash. The hash covers
-the file content and the way in which the file was read. When the log of the table contains the transaction, every
-region has the file, and the offset is removed.
+The manifest of a region stores one offset per landed file, as it does for each writer of a raw log
+(`write.region.router`). The name of an offset is the transaction of the file, `landed:<path>`. The number that an
+offset stores is a hash. The hash covers the file content and the way in which the file was read. When the log of the
+table contains the transaction, every region has the file, and the offset is removed.
 
 With `order`, a record that is older than its row in the table has no effect (`write.region.record_order`).
 """
@@ -218,7 +218,7 @@ def _without_regions(records: pa.Table, context: SplitContext, regions: Sequence
 
 @dataclass(slots=True)
 class _Chunk:
-    """Slices of one region with their offset names.
+    """Slices of the rows of one region, with the names of the files' offsets.
 
     `ends` contains the offsets of the files that end in these slices.
     """

@@ -72,8 +72,8 @@ def number_sql(value: str, unit: TimeUnit, *, is_instant: bool, truncates: bool)
     checks = [f"{micros} BETWEEN {_LEAST} AND {_MOST}"]
     if not truncates:
         checks.append(f"NOT ({_below_sql(value, unit)})")
-    # Two nested CASE expressions are needed. DuckDB may evaluate the parts of AND in any order, and other text may
-    # overflow.
+    # Two nested CASE expressions are needed. DuckDB may evaluate the parts of AND in any order, and a text that is not
+    # a number may cause an overflow.
     time = f"CASE WHEN {' AND '.join(checks)} THEN {make}(({micros})::BIGINT) END"
     return f"CASE WHEN {_is_number_sql(value)} THEN {time} END"
 

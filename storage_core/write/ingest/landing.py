@@ -528,7 +528,7 @@ class LandingSpec:
 
     @property
     def is_delta(self) -> bool:
-        """Whether the location is a Delta table. No separate files land there."""
+        """Whether the location is a Delta table. No separate files land in a Delta table."""
         return self.format == "delta"
 
     def to_json(self) -> str:
@@ -778,7 +778,8 @@ def _fetched(landed: LandedFile) -> Blob | None:
 def is_unchanged(landed: LandedFile) -> bool:
     """Return whether the file has not changed since it was listed. Return True if a change cannot be determined.
 
-    At most one HEAD. If the bytes of the file were fetched, the function compares the ETag of these bytes.
+    At most one HEAD. If the bytes of the file were fetched, the function compares the ETag of these bytes with the
+    listed ETag.
     """
     if landed.etag is None:
         return True
@@ -880,8 +881,8 @@ _DIRECTIVE = re.compile("%(-?.|$)", re.DOTALL)
 _KNOWN = frozenset("aAbBcdfgGhHIjmMpSuUVwWxXyYzZ%") | frozenset("-" + each for each in "dHIjmMSy")
 _YEAR, _MONTH, _WEEKDAY = {"Y", "y", "x", "c"}, {"m", "b", "B", "h"}, {"a", "A", "u", "w"}
 _DAYS = (({"d"}, _MONTH), ({"j"},), ({"x", "c"},), ({"U", "W"}, _WEEKDAY))
-"""The directives that determine a day. A valid format contains, for at least one entry, one directive from each set of
-the entry.
+"""The directives that determine a day. An entry is a tuple of sets. For at least one entry, a valid format contains a
+directive from every set.
 """
 _PROBES: Final = tuple(
     datetime.fromisoformat(f"{day}T13:45:06.789012")
@@ -890,7 +891,7 @@ _PROBES: Final = tuple(
         *("2024-12-30", "2024-12-31", "2021-01-03", "2023-01-01", "2018-01-01", "1970-01-01", "2025-12-29"),
     )
 )
-"""Times for the check.
+"""The times that are used to check a time format.
 
 These times cover every weekday and the first and last weeks of all kinds of years. Some numbers in these times have
 only one digit.
@@ -942,8 +943,8 @@ def _misread(text: str) -> tuple[str, str] | None:
 
     Return None if there is no such day.
     """
-    # A zone does not affect the day, and DuckDB cannot write the zone of a timestamp without a zone. So the check
-    # replaces the zone by a letter.
+    # A zone does not affect the day, and DuckDB cannot write the zone of a timestamp without a zone. Therefore the
+    # check replaces the zone directive by the letter Z.
     probed = _DIRECTIVE.sub(lambda each: "Z" if each[1] in {"z", "Z"} else each[0], text)
     read = (
         "SELECT text, coalesce(CAST(CAST(found AS DATE) AS VARCHAR), 'no time') FROM ("

@@ -30,7 +30,7 @@ _WRONG = object()
 _UNREAD = "a nested value is not valid JSON, or the value nests too deeply"
 
 Faults = dict[int, tuple[str, str]]
-"""The faults of one level: the position of a faulty value, mapped to the path below the level and the reason."""
+"""A map from the position of each faulty value on one level to the path below the level and the reason."""
 
 
 def is_nested_json(type_: pa.DataType) -> bool:
@@ -157,7 +157,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _object_fault(value: Any) -> str | None:
-    """Return the reason why a value is not an object with different names. Return None for a valid object or null."""
+    """Return the reason why a value is not an object with unique names. Return None for a valid object or null."""
     if value is None:
         return None
     if not isinstance(value, tuple):

@@ -70,7 +70,7 @@ _INSTANT = pa.timestamp("us", tz="UTC")
 class Int96Columns:
     """The columns of a Parquet file.
 
-    A type in `coarse` differs from the type in `columns` exactly if the values are INT96.
+    If a column has INT96 values, its type in `coarse` differs from its type in `columns`. All other types are equal.
     """
 
     columns: pa.Schema
@@ -221,7 +221,7 @@ _ENCODINGS = {_DATA_PAGE: 2, _DICTIONARY_PAGE: 2, _DATA_PAGE_V2: 4}
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One column of one row group: its byte range, and the possible properties of its pages."""
+    """The byte range of one column in one row group, and the properties that its pages may have."""
 
     column: str
     start: int

@@ -5,7 +5,7 @@ The progress is recorded as transactions of the table's log:
 | appId | version | meaning |
 |---|---|---|
 | `landed:<path>@<window>` | size of the file in bytes | the rows of this window are in the table |
-| `landed:<path>@<window>+<seconds>` | size in bytes | the rows of this window with a later duration are in the table |
+| `landed:<path>@<window>+<seconds>` | size in bytes | the rows of this window, `<seconds>` s long, are in the table |
 | `landed:<path>` | size of the file in bytes | all rows are in the table |
 | `rejected:<path>` | size of the file in bytes | the file has no usable rows in this form, and is in quarantine |
 | `content:<path>@<etag hash>` | xxh3-64 of its bytes | rows were read from this content, under this ETag |
@@ -14,9 +14,9 @@ The progress is recorded as transactions of the table's log:
 | `listed:<place hash>` | time in ms | the landing location was listed at this time, and a queue announces its files |
 
 `<window>` is the start of the window in seconds, or `null`. `<etag hash>` is `landing.etag_hash(etag)`. `<content>` is
-the hash of the bytes in hexadecimal. `%` and `@` in paths are percent-encoded. So a path cannot be confused with a
-window of another path. `<place hash>` is the hash of the location, the suffix and the queue. So a change of the
-location, the suffix or the queue needs a listing.
+the hash of the bytes in hexadecimal. `%` and `@` in paths are percent-encoded. So a path that contains `@` is not
+confused with the window of another file. `<place hash>` is the hash of the location, the suffix and the queue. So a
+change of the location, the suffix or the queue needs a listing.
 
 The records of a landed file are needed as long as the file exists. `prune_gone_files` removes the records of a file
 that no longer exists, after the retention period of versions (decision 0008). One transaction remains, which records
@@ -81,7 +81,7 @@ class Durations:
 
     @staticmethod
     def of(config: TableConfig, current: int | None = None) -> Durations:
-        """Return the durations of a table. `current` is the window duration that the table will get, if known."""
+        """Return the table's window durations. `current` is the window duration that the table will get, if known."""
         seconds = config.window_seconds
         return Durations((*config.former_windows, seconds)[0], current or seconds)
 
@@ -219,7 +219,7 @@ def rejected_app(path: str) -> str:
 
 
 def content_app(file: LandedFile) -> str:
-    """Return the appId of the record for the content of a file under its ETag."""
+    """Return the appId that records which content a file has under its ETag."""
     return f"{_CONTENT}{_escaped(file.path)}@{etag_hash(file.etag or '')}"
 
 
@@ -232,7 +232,7 @@ def replaced_app(file: LandedFile) -> str:
 
 
 def pruned_app(path: str, content: int) -> str:
-    """Return the appId of the record for a file that disappeared after all rows of this content were in the table."""
+    """Return the appId of the record that a file is gone and all rows of its `content` are in the table."""
     return f"{_PRUNED}{_escaped(path)}@{as_hex(content)}"
 
 
@@ -249,7 +249,7 @@ def until_listing_ms(txns: Mapping[str, int], spec: LandingSpec, now_ms: int) ->
 
 
 def path_of(app_id: str) -> str:
-    """Return the path of the file in an appId of `FILE_KINDS`."""
+    """Return the file path that an appId of a kind in `FILE_KINDS` contains."""
     return app_id.partition(":")[2].partition("@")[0].replace("%40", "@").replace("%25", "%")
 
 
@@ -282,12 +282,12 @@ def _escaped(path: str) -> str:
     return path.replace("%", "%25").replace("@", "%40")
 
 
-# Progress of a Delta table that a table lands from, as recorded in the transaction log
+# Progress in a Delta table from which this table ingests, as recorded in the transaction log
 # (docs/architecture/ingestion.md).
 #
 # | appId | version | meaning |
 # |---|---|---|
-# | `delta:<id>` | number of a version | every change of the versions below it is in the table, or in a gap |
+# | `delta:<id>` | number of a version | every change of a lower version is in the table, or in a gap |
 # | `delta-gap:<id>@<first>-<last>` | `last` | the changes of these versions could not be read any more |
 #
 # `<id>` is the id of the Delta table in its own log. A `delta:<id>` record contains the next version to read, not the
@@ -461,7 +461,7 @@ def gone_files(txns: Transactions, there: Iterable[str], *, before_ms: int) -> I
 def _may_be_pruned(path: str, recorded: Mapping[str, Txn]) -> bool:
     """Return True if the table contains no row of the file.
 
-    Also return True if the table contains all rows of one content of the file.
+    Also return True if the file had only one content, and the table contains all rows of this content.
     """
     if not any(app_id.startswith("landed:") for app_id in recorded):
         return not _contents(recorded)

@@ -89,8 +89,8 @@ def csv_blocks(
         Corrupt: the header has unknown or repeated columns, or a record is larger than about `block_bytes`.
         Unavailable: there is no space for temporary files of up to three times the whole text.
     """
-    # A mark is added at the end of the text. The mark is a record with too many fields. If the reader does not return
-    # the end mark as a record, a quote before the mark was never closed.
+    # A mark is added at the end of the text. The end mark is a record with more fields than any valid record. If the
+    # reader does not return the end mark as a record, a quote before the mark was never closed.
     most = len(target.schema) + (0 if target.drift.new_field == "quarantine" else _MOST_NEW_COLUMNS)
     mark = dialect.delimiter * (most + 1)
     text = _mapped(_chunks(stream, block_bytes, mark))
@@ -330,7 +330,8 @@ def _open(
 def _other_columns(header: Sequence[str], unknown: Sequence[str], known: Sequence[str]) -> str:
     if not unknown:
         return f"the header has a column twice: {names_of(sorted(repeated(header)))}. Write each column once"
-    said = f"the columns of the file are not the columns of the table ({shortened(unknown_names('column', unknown, known), 500)})"
+    why = shortened(unknown_names("column", unknown, known), 500)
+    said = f"the columns of the file are not the columns of the table ({why})"
     other = next((sign for sign in ";\t|" if len(unknown) == 1 and sign in unknown[0]), None)
     return said if other is None else f"{said}. Declare `delimiter: {json.dumps(other)}` in `landing`"
 
@@ -378,7 +379,7 @@ def _rows(file: str, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], form
 
 
 def _line(columns: Sequence[pa.Array], index: int, written: _Written, mark: str | None = None) -> bytes:
-    """Return the text of a record without the mark.
+    """Return the text of a record, without the end mark `mark`.
 
     The text is rebuilt from the values, because the reader does not return the bytes of the record. A value that is a
     word for null was in quotes. So the rebuilt text has the quotes again.
@@ -453,7 +454,8 @@ _NUMBER = r"-?[0-9]+[.eE][-+.eE0-9]*|-0"
 # A quote inside a text follows a backslash.
 _NAMED = rf'([0-9A-Za-z_]"\s*:\s*)({_NUMBER})'
 # The repetitions are possessive, because a repetition that can backtrack stores a hundred bytes per character. A
-# sequence of digits is matched as a whole. Otherwise the search for a point would start at each of a million digits.
+# sequence of digits is matched as a whole. Otherwise the regular expression would search for a decimal point at each
+# digit of a long number.
 _TEXT_OR_NUMBER = re.compile(rf'"[^"\\]*+(?:\\.[^"\\]*+)*+"|({_NUMBER})|[0-9]++')
 
 
@@ -463,8 +465,8 @@ def marked(objects: pa.StringArray, mark: str) -> pa.StringArray:
     Each line must be a valid JSON object.
 
     Some numbers whose digits would not change become text as well. The function makes one pass over all bytes. Two
-    kinds of lines are processed separately. In the first kind of line, the number whose digits would change is in an
-    array. In the second kind of line, the number is in a field whose name does not end in an ASCII letter or digit.
+    kinds of lines are processed separately. One kind is lines with an array that contains a number whose digits would
+    change. The other kind is lines with the number in a field whose name does not end in an ASCII letter or digit.
 
     Args:
         mark: letters and digits that are in none of the lines.
@@ -477,7 +479,7 @@ def marked(objects: pa.StringArray, mark: str) -> pa.StringArray:
 
 
 def unmarked(texts: pa.ChunkedArray, mark: str) -> pa.ChunkedArray:
-    """Return the texts, with the original numbers instead of the marked texts from `marked`."""
+    """Return the texts. Each marked text that `marked` inserted is replaced by the original number."""
     if not pc.any(pc.match_substring(texts, mark)).as_py():
         return texts
     return pc.replace_substring_regex(texts, pattern=f'"?{mark}([-+.eE0-9]+)"?', replacement=r"\1")
@@ -676,8 +678,8 @@ def _with_given(rows: Parsed, block: LineBlock, changes: ChangeFormat) -> Parsed
 def json_rows(blocks: Sequence[tuple[str, LineBlock]], target: RowFormat) -> list[Parsed]:
     """Return the rows and rejections of each block. A block has lines of the named file.
 
-    Only the lines that are not plain take the exact path. These lines of all blocks take the exact path together,
-    because a DuckDB statement takes milliseconds even for one line.
+    Arrow reads the plain lines. Only the other lines take the exact path, on which DuckDB converts them. DuckDB
+    converts the lines of all blocks together, because a DuckDB statement takes milliseconds even for one line.
     """
     plain, rest = [], []
     for file, block in blocks:

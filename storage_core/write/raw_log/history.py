@@ -238,7 +238,7 @@ def require_raw_log(stores: Sequence[ObjectStore]) -> None:
 
     Otherwise, a mistyped location would look like a complete raw log.
 
-    A store that does not answer counts as a raw log.
+    A store that does not answer counts as a store with a raw log.
 
     Cost:
         One LIST for each store, up to the first store that has a raw log.
@@ -256,9 +256,9 @@ def require_raw_log(stores: Sequence[ObjectStore]) -> None:
 class History:
     """The combined history of the listed chunks of all stores. The history contains only the names of the chunks.
 
-    The content of each chunk is read later, chunk by chunk. `unreachable` are stores that did not answer. If only these
-    stores have a chunk, the history lacks the chunk. `collected` contains for each writer the last chunk that may have
-    been collected. Unlisted chunks up to this chunk are not missing.
+    The content of each chunk is read later, chunk by chunk. `unreachable` are stores that did not answer. The history
+    does not contain a chunk that only unreachable stores have. `collected` contains for each writer the last chunk that
+    may have been collected. Unlisted chunks up to this chunk are not missing.
     """
 
     def __init__(

@@ -74,7 +74,7 @@ class ValueForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowForm:
-    """The form of a record's fields as text, and the form of each column that may occur in this text."""
+    """A pattern for the text of a record's fields, and the `ValueForm` of each column that may occur in the text."""
 
     pattern: str
     values: Mapping[str, ValueForm]
@@ -99,7 +99,7 @@ class RowForm:
 
 
 def row_form(schema: pa.Schema) -> RowForm | None:
-    """Return the form of rows of this schema, or None if no column has a form.
+    """Return the `RowForm` for rows of this schema, or None if no column has a `ValueForm`.
 
     The form excludes columns with names that need escapes in JSON or in the expression.
     """
@@ -144,7 +144,8 @@ def _own_form(type_: pa.DataType) -> ValueForm | None:
         number = _either(_digits(15), _fraction("[0-9]{1,2}|[12][0-8][0-9]"))
         return ValueForm(pattern=number, read_as=type_, finish=_as_read)
     if type_ == pa.float32():
-        # Arrow reads a double first, as Python does. A direct conversion of the text to float could round differently.
+        # Arrow first reads the text as a double, as Python does, and then converts the double to a float. A direct
+        # conversion of the text to float could round differently.
         number = _either(_digits(7), _fraction("0?[0-9]|1[0-9]"))
         return ValueForm(pattern=number, read_as=pa.float64(), finish=lambda column: column.cast(type_))
     return None
@@ -153,7 +154,7 @@ def _own_form(type_: pa.DataType) -> ValueForm | None:
 def _whole(bits: int) -> str:
     """Return a pattern for whole numbers with this number of bits.
 
-    The pattern does not match all numbers that have as many digits as the greatest number.
+    The pattern matches only some of the numbers with as many digits as the greatest number.
     """
     greatest = str(2 ** (bits - 1) - 1)
     shorter = _digits(len(greatest) - 1)
@@ -166,7 +167,7 @@ def _digits(most: int) -> str:
 
 
 def _fraction(exponent: str) -> str:
-    """Return the pattern of numbers with a point, an exponent or both. Whole numbers do not match.
+    """Return the pattern of numbers with a point, an exponent or both. The pattern does not match whole numbers.
 
     The pattern allows at most 17 digits before the point. So the exponent cannot exceed the range of the type.
     """
@@ -457,7 +458,7 @@ def typed_records(
     - a zero embedding in a column of `nonzero`
 
     If a patch sets a column of `merged_maps`, the entries of the patch are added to the existing entries
-    (`rows.fold.merging`). If the patch sets such a column to null, the column becomes null.
+    (`rows.fold.merging`). If a patch sets a column of `merged_maps` to null, the column becomes null.
     """
     if records.num_rows < FEW:
         return one_by_one(records, schema, key=key, merged_maps=merged_maps, nonzero=nonzero).all
@@ -531,7 +532,7 @@ def _row(record: Mapping[str, Any], schema: pa.Schema, key: Sequence[str]) -> di
 def _valued(value: Any, type_: pa.DataType) -> Any:
     """Return the result of `_from_text` for a top-level value.
 
-    Each number in the value, at any depth, gets the form of its column.
+    Each number in the value, at any depth, is converted for the type of its column.
     """
     return _from_text(_numbered(value, type_), type_)
 
@@ -555,7 +556,7 @@ def _numbered(value: Any, type_: pa.DataType) -> Any:
 
 
 def _from_text(value: Any, type_: pa.DataType) -> Any:
-    """Return the decimal of a text in digits. Return other values unchanged."""
+    """If the type is decimal, convert a text of digits to a decimal. Return other values unchanged."""
     is_decimal = isinstance(value, str) and pa.types.is_decimal(type_) and _DECIMAL.fullmatch(value)
     return Decimal(value) if is_decimal else value
 
@@ -563,7 +564,7 @@ def _from_text(value: Any, type_: pa.DataType) -> Any:
 def _type_within(type_: pa.DataType, name: str | None) -> pa.DataType:
     """Return the type of the value with this name in an object. If `name` is None, return the type of array elements.
 
-    For a pair of a map, return the type of the map.
+    If `name` is None and the type is a map, return the map type itself.
     """
     if pa.types.is_map(type_):
         return type_ if name is None else type_.item_type

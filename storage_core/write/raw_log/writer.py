@@ -129,9 +129,9 @@ _logger = logging.getLogger(__name__)
 class StoreReport:
     """The number of chunks that one writer sent to one store, by outcome. The count begins when the writer is opened.
 
-    `failed` counts the chunks that an optional store did not keep. These are refused chunks, chunks without an answer,
-    and chunks above the limit of pending bytes. `pending` counts the chunks that are not sent yet. For a mandatory
-    store, `last_failures` and `pending` are 0, because the writer ends if a mandatory store does not keep a chunk.
+    `failed` counts the chunks that an optional store did not keep. The failed chunks are refused chunks, chunks without
+    an answer, and chunks above the limit of pending bytes. `pending` counts the chunks that are not sent yet. For a
+    mandatory store, `failed` and `pending` are 0, because the writer ends if a mandatory store does not keep a chunk.
     """
 
     uri: str
@@ -239,7 +239,7 @@ class OptionalStore:
 class Appended:
     """The records of one acknowledged call: ranges of sequence numbers of the writer, `first` to `last`.
 
-    If a call is in several chunks, records of other calls may be between its ranges.
+    If a call is in several chunks, records of other calls may be between the ranges of the call.
     """
 
     writer: str
@@ -261,7 +261,7 @@ class _Ticket:
     """The records for one chunk, and their state.
 
     A leader sets `taken` when it sends the records. `first` is set when the records are durable. `refused` is set if no
-    store kept the records. `call` contains the tickets of the same call.
+    store kept the records. `call` contains all tickets for the records of one call.
     """
 
     records: Sequence[LogRecord]
@@ -320,7 +320,7 @@ class RawWriter:
         self._home.require(f"writer {self.id} of the raw log", OPEN_ANOTHER)
 
     def append(self, records: Sequence[LogRecord]) -> Appended:
-        """Append the records in order. Every mandatory store has the records when this returns.
+        """Append the records in order. Every mandatory store has the records when the function returns.
 
         Raises:
             InvalidInput: the writer is closed.
@@ -509,7 +509,7 @@ def _tickets(records: Sequence[LogRecord], chunk_bytes: int) -> Iterator[_Ticket
 
 
 class RawLog:
-    """One writer of a raw log, with its own id that is never used again. It is safe for any number of threads.
+    """One writer of a raw log, with its own id that is never used again. A `RawLog` is safe for any number of threads.
 
     An append is acknowledged when every mandatory store has the records. Optional stores get all records in the
     background. `report` returns the progress of all stores. Producers do not depend on each other or on the tables. A
@@ -603,7 +603,7 @@ class RawLog:
         return self.append_many(record_of(table, row, operation=operation, named=named) for row in rows_of(held))
 
     def append_many(self, records: Iterable[RawRecord]) -> Appended:
-        """Append records for any tables, in order. The records are durable in every mandatory store when this returns.
+        """Append records for any tables, in order. The call returns when every mandatory store has the records.
 
         Raises:
             InvalidInput: no table could have this table name, operation or value. Nothing is written.

@@ -5,7 +5,7 @@ DuckDB checks this:
 
 - Every node of the parse tree must be in a closed set.
 - Every function must be scalar, and return the same value on every call.
-- The text of the expression must limit the size of every result.
+- Literals in the text of the expression must limit the size of every result.
 
 An expression reads widened columns: integers and floats with 64 bits, instants in UTC without a zone. So a type
 promotion does not change the value of an expression.
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
 # Functions of region expressions with results that can be far larger than the arguments.
 #
-# `repeat('x', 2000000000)` creates two gigabytes. No limit of DuckDB prevents this. DuckDB does not count the output of
-# one call for one batch, and cannot interrupt the call. So the expression must contain the size of a large result as a
-# literal number. The product of these numbers in one expression must be small.
+# `repeat('x', 2000000000)` creates two gigabytes. DuckDB has no limit that prevents a result of this size. DuckDB does
+# not check the size of a function's output for one batch, and cannot interrupt the function. So the expression must
+# contain the size of a large result as a literal number. The product of these numbers in one expression must be small.
 
 
 T = TypeVar("T")
@@ -315,8 +315,9 @@ def _truncated(column: pa.Array, width: int) -> pa.Array:
     if not pa.types.is_integer(column.type):
         return pc.utf8_slice_codeunits(column, 0, width)
     values = column.fill_null(0).to_numpy()
-    remainder = np.mod(values, np.int64(width))  # the remainder is never negative, so the difference is the floor
-    # The lowest multiples are below the 64-bit range. Values near the limit share the lowest value.
+    remainder = np.mod(values, np.int64(width))  # no remainder is negative, so `values - remainder` is the floor
+    # For the smallest integers, the next lower multiple of the width is below the 64-bit range. Integers near the lower
+    # limit get the smallest 64-bit integer instead.
     floors = np.where(values < _LEAST + remainder, np.int64(_LEAST), values - remainder)
     return pa.array(floors, mask=column.is_null().to_numpy(zero_copy_only=False))
 
@@ -408,7 +409,7 @@ def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
 def _answer(connection: duckdb.DuckDBPyConnection, text: str, rows: pa.Table) -> pa.Array:
     """Return the values.
 
-    The function reads one batch at a time. So it stops after one batch if the result is too large.
+    The function reads one batch at a time. So the function stops after one batch if the result is too large.
     """
     connection.register("source_rows", rows)
     reader = connection.sql(_statement(text)).to_arrow_reader(_BATCH_ROWS)

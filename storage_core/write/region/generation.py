@@ -300,11 +300,11 @@ def unmerged(
 
     Each record is in only one of these generations.
 
-    The base may already contain a part of a sorted generation. The result then contains the source generations of this
-    sorted generation instead. The result has only source generations with a higher number than `merged`. Merged records
-    must not be applied again (docs/architecture/ingestion.md). This takes one GET. At most one sorted generation is in
-    this state. Raises the errors of `read`, and `SnapshotExpired` if one of the generations is collected
-    (`region.manifest`).
+    The base may already contain a part of a sorted generation. In this case, the result contains the source generations
+    and not the sorted generation. The result has only source generations with a higher number than `merged`. Merged
+    records must not be applied again (docs/architecture/ingestion.md). This takes one GET. At most one sorted
+    generation is in this state. Raises the errors of `read`, and `SnapshotExpired` if one of the generations is
+    collected (`region.manifest`).
     """
     require_listed(manifest, merged)
     found: list[FlushedGeneration] = []
@@ -389,7 +389,7 @@ def there(generation: Generation, where: str) -> Iterator[None]:
 
 
 def read_entry(store: ObjectStore, generation: Generation, entry: int, kept: KeptValues = NOTHING) -> pa.Table:
-    """Return the records of one WAL entry of the generation. One GET, or no request if the entry is in `search_cache`.
+    """Return the records of one WAL entry of the generation. One GET, or no request if the entry is in `kept`.
 
     Raise the errors of `read_records`.
     """
@@ -428,7 +428,7 @@ def copied_filter(generation: Generation) -> key_hashes.BloomFilter | None:
 
 
 def read_verified(store: ObjectStore, where: str, expected: str | None, cached: CachedPieces = NOT_CACHED) -> bytes:
-    """Return a file, verified by its XXH3-64 if `expected` is not None. One GET unless it is cached.
+    """Return a file, verified by its XXH3-64 if `expected` is not None. One GET unless the file is cached.
 
     Raises `NotFound`, or `Corrupt` for a different checksum.
     """
@@ -457,7 +457,8 @@ def _vouched(store: ObjectStore, where: str, expected: str | None, cached: Cache
     return cached.made(store.uri, where, "", Piece(0, None, expected), fetch=fetch)
 
 
-# The bounds of generations exclude base splits and wanted keys. The comparison works on columns, not on single values.
+# The bounds of generations determine which base splits and wanted keys have no record in a generation. The comparison
+# works on columns, not on single values.
 
 
 Bounds = Mapping[str, tuple[pa.Array, pa.Array]]

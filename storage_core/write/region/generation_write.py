@@ -67,9 +67,9 @@ from storage_core.write.region.spec import PARALLEL_REGIONS, known_regions
 
 # Index segments of a generation. A search uses a segment instead of indexing the rows of the generation. Segments are
 # objects like the segments of the base, and become segments of the base in a merge. A segment covers the whole rows of
-# the generation. These are the rows whose folded record is a put or a reset. The rows have the order of a merge. The
-# manifest of the generation contains this order and the index definition. A segment only saves work. Without a usable
-# segment, a reader builds the same index from the records.
+# the generation. Whole rows are rows whose folded record is a put or a reset. The rows have the order of a merge. The
+# manifest of the generation contains this order and the index definition. A segment makes searches cheaper, but no
+# search depends on a segment. Without a usable segment, a reader builds the same index from the records.
 
 
 _logger = logging.getLogger(__name__)

@@ -1,9 +1,9 @@
 """Group commit: calls of many threads share a WAL entry (docs/architecture/ingestion.md, "WAL").
 
-Durable calls need no extra thread. If no write is active, one waiting call takes all waiting calls, including itself,
-in the order of arrival. This call writes the rows of all these calls as one entry. New calls wait in the meantime. So a
-single call costs one PUT and no handover to another thread. With any number of callers, each call waits for about two
-PUTs.
+Durable calls need no extra thread. If no write is active, one waiting call collects the rows of all waiting calls,
+including its own rows, in the order of arrival. This call writes the rows of all these calls as one entry. New calls
+wait in the meantime. So a single call costs one PUT and no handover to another thread. With any number of callers, each
+call waits for about two PUTs.
 
 A timer thread writes the rows given with `durable=False`. The timer thread exists only while rows are pending or a
 flush is scheduled.

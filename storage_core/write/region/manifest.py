@@ -187,8 +187,8 @@ class Hint:
 
     One search finds the newest manifest of a region, and the other finds the end of its log.
 
-    Both start points may be wrong. `version=0` means an unknown version. `replay_after=None` means an unknown end of
-    the log.
+    The start points of the two searches may be wrong. `version=0` means an unknown version. `replay_after=None` means
+    an unknown end of the log.
     """
 
     version: int = 0

@@ -72,7 +72,7 @@ from storage_core.write.region.spec import known_manifests
 
 
 def with_index(snapshot: Snapshot, works: Sequence[MergeWork]) -> list[MergeWork]:
-    """Return the works with the index parts for the splits of the base. Skip small splits. No request."""
+    """Return the planned merges with the index parts for the splits of the base. Skip small splits. No request."""
     index = index_of(snapshot) if works else None
     if index is None:
         return list(works)
@@ -236,7 +236,7 @@ class _Origins:
     """The origin of each row of a merge: the generation with the whole row, and the row number in this generation.
 
     The number of the generation is -1 if no generation has the whole row. `whole` is the number of whole rows of each
-    generation. Rows are counted in the order of a merge.
+    generation. The row numbers follow the order in which a merge sorts the rows of the generation.
     """
 
     source: Positions
@@ -247,7 +247,7 @@ class _Origins:
 def _map(origins: _Origins, taken: Sequence[int], outputs: Sequence[int]) -> TranslationMap:
     numbers = np.full(len(origins.whole) + 1, len(taken))
     numbers[list(taken)] = np.arange(len(taken))
-    order = numbers[origins.source]  # a source of -1 selects the last number
+    order = numbers[origins.source]  # the source -1 (no generation) selects the last number
     gone = [BitMap(range(origins.whole[each])) - _rows_of(origins, each) for each in taken]
     return TranslationMap(
         input_rows=(*(origins.whole[each] for each in taken), int((order == len(taken)).sum())),
@@ -317,9 +317,9 @@ def plan(
 ) -> list[MergeWork]:
     """Return the merges that are needed, at most one per region. The list is empty if the base contains everything.
 
-    Several works can touch the same splits of the base. `actions_of` then combines the hidden rows. A work takes the
-    oldest unmerged generations, up to about `max_records` records. It takes at least one generation. Plan again for the
-    later generations. Raises `Corrupt` for a gap in the generations.
+    Several merges can change the same splits of the base. `actions_of` then combines the hidden rows. A merge takes the
+    oldest unmerged generations, up to about `max_records` records. A merge takes at least one generation. Plan again
+    for the later generations. Raises `Corrupt` for a gap in the generations.
 
     Args:
         manifests: the manifests of the regions. None means that this call reads them.

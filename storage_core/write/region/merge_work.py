@@ -1,7 +1,8 @@
 """Merge of a region: its work, its result, and the lookup of superseded rows.
 
-`MergeWork` is one planned merge and `MergeResult` is its output. Both pass between driver and tasks as JSON.
-`refused` finds the records that a merge cannot apply. `find` finds the superseded rows of a split.
+`MergeWork` is one planned merge and `MergeResult` is its output. The driver and the tasks exchange `MergeWork` and
+`MergeResult` as JSON. `refused` finds the records that a merge cannot apply. `find` finds the superseded rows of a
+split.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ from storage_core.write.late_rows import write_quarantine_entry
 class MergeWork:
     """One planned merge with all data for a task. The task need not open the table. Travels as JSON.
 
-    - `generations` are consecutive and start at `after` + 1. A sorted generation counts as the range that it replaces.
+    - `generations` are consecutive and start at `after` + 1. A sorted generation covers the numbers of all generations
+      that it replaces.
     - `base` contains the live splits whose key bounds include a merged key, and their deletion vectors. The keys of a
       split, or a primary-key index, show whether the split really contains a merged key.
     - `answering` contains the parts of the primary-key index that cover the splits, by path.

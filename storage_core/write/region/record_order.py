@@ -68,7 +68,7 @@ def without_older(store: ObjectStore, records: pa.Table, region: str, *, key: Se
 
 
 def _deciding(records: pa.Table, order: str) -> pa.Table:
-    """Return the records that decide the order of the row. Patches without a value in the column are omitted."""
+    """Return the records that set the column `order` of a row. Omit patches without a value in this column."""
     patches = pc.equal(records.column(OPERATION), int(Operation.PATCH))
     return records.filter(pc.invert(pc.and_(patches, records.column(order).is_null())))
 

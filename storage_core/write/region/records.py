@@ -2,9 +2,9 @@
 
 A record is a row with an operation: put, patch, reset or delete (docs/architecture/ingestion.md, "Records").
 `RecordBuilder` checks every value before the first write, so no later step refuses a value. `WriterOptions` contains
-the rules for grouping, limiting and flushing records (docs/architecture/ingestion.md). `Following` holds the columns of
-the table and reads newer columns. `Memtable` holds the records of the next generation. These records can be read
-immediately.
+the rules for grouping, limiting and flushing records (docs/architecture/ingestion.md). `Following` contains the newest
+known columns of the table and can read newer columns. `Memtable` holds the records of the next generation. These
+records can be read immediately.
 """
 
 from __future__ import annotations
@@ -328,8 +328,8 @@ class Following:
 class KeyRuns:
     """The positions of all added rows, counted from 0, by the hash of their key.
 
-    If a run is not longer than the next run, the two runs become one run. The merging of runs is like the carry of a
-    binary counter. So n additions leave about log2(n) runs, and each row is sorted about log2(n) times.
+    If a run is not longer than the next run, the two runs become one run. The new run may then merge with the previous
+    run in the same way. So n additions leave about log2(n) runs, and each row is sorted about log2(n) times.
     """
 
     _runs: list[tuple[Hashes, Positions]] = field(default_factory=list)

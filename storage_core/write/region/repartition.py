@@ -157,7 +157,7 @@ def close_regions(
         return (close_region(only_region(snapshot.table_id, spec)),)
     # The manifest of the closing region also marks the spec as closed, in case the registry is lost. If the registry is
     # lost, another process may add a region before this manifest is written. The second call of `close` also returns a
-    # region that was added in this time (decision 0010).
+    # region that was added before the manifest was written (decision 0010).
     closing = closing_region(snapshot.table_id, spec)
     close = partial(close_spec, store, closing, successor, clock=clock, ids=ids)
     close()

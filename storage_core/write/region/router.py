@@ -59,9 +59,9 @@ class RoutingWriter:
     - A call groups its rows by region and writes one WAL entry per region, one region after the other. All rows of a
       call are checked before the first write.
     - Atomicity: all rows of a call in one region become durable together.
-    - Errors: a region may refuse its part (fenced, unknown, unavailable). The parts of earlier regions are then
-      durable, and later parts are not written. The error contains the written regions (`context["written"]`). The whole
-      call can be repeated, because the second application of a record has no effect.
+    - Errors: a region may refuse its part of the rows (fenced, unknown, unavailable). The parts of earlier regions are
+      then durable, and later parts are not written. The error contains the written regions (`context["written"]`). The
+      whole call can be repeated, because the second application of a record has no effect.
     - Order: records of one key keep their order, because all these records are in one region.
     - Claims: the first row of a region claims this region and fences its earlier writer. Other regions are not
       claimed.
@@ -109,7 +109,7 @@ class RoutingWriter:
 
     @checked
     def put(self, rows: Rows, *, durable: bool | None = None) -> None:
-        """Write whole rows. The newest row of a key wins. The rows are durable when this returns. One PUT per region.
+        """Write whole rows. The newest row of a key wins. The rows are durable on return. One PUT per region.
 
         Raises `InvalidInput` if a row does not fit the table or the region. Nothing is written then. Raises the errors
         of `RegionWriter.put` per region, and `RegionClosed` if the table's region spec has changed.
@@ -118,7 +118,7 @@ class RoutingWriter:
 
     @checked
     def patch(self, rows: Rows, *, durable: bool | None = None) -> None:
-        """Write some fields of rows. The other fields keep their values. The rows are durable when this returns.
+        """Write some fields of rows. The other fields keep their values. The rows are durable on return.
 
         One PUT per region.
         """
@@ -357,9 +357,9 @@ def write_distributed(
 ) -> Generation:
     """Write the records, in order, as the next generation of the claimed region.
 
-    The generation is durable when this returns, but no object refers to this generation yet. `records` has the columns
-    of `rows.fold.record_schema`. Raises `CommitUnknown`. Three PUTs. With the `context` of the table and at least
-    `SEGMENT_ROWS` records, this makes one more PUT per maintained index.
+    The generation is durable when the call returns, but no object refers to this generation yet. `records` has the
+    columns of `rows.fold.record_schema`. Raises `CommitUnknown`. Three PUTs. With the `context` of the table and at
+    least `SEGMENT_ROWS` records, the call makes one more PUT per maintained index.
     """
     return write_records(
         store,

@@ -184,7 +184,7 @@ def _key_advice(key: Sequence[str]) -> str:
 
 
 def check_spec(spec: RegionSpec, schema: pa.Schema, key: Sequence[str]) -> None:
-    """Raise `InvalidInput` with field and column unless the spec fits the table.
+    """Raise `InvalidInput` unless the spec fits the table. The error contains the field and the column.
 
     All sources must be part of the primary key, because rows of one key must be in one region. All fields must have
     values of the declared result type.
@@ -340,11 +340,12 @@ def _type_text(type_: pa.DataType) -> str:
 
 
 # The registry of a table's regions. The registry lets readers find the regions without listing the log.
-# `_mem_wal/_regions.json` contains every region of a spec with fields, and every manual region. The region of a whole
-# table needs no entry. A region is added by compare-and-swap *before* its first manifest is written. So every
-# acknowledged row is in a region of the registry. The registry also contains the closed specs, to which no region can
-# be added. A change of the spec closes the previous spec (decision 0010). The registry is derived data. A lost or torn
-# registry is rebuilt from the manifests of the regions. A listing finds the directories of the regions.
+# `_mem_wal/_regions.json` contains every region of a spec with fields, and every manual region. If one region contains
+# the whole table, the registry needs no entry for this region. A region is added by compare-and-swap *before* its first
+# manifest is written. So every acknowledged row is in a region of the registry. The registry also contains the closed
+# specs, to which no region can be added. A change of the spec closes the previous spec (decision 0010). The registry is
+# derived data. A lost or torn registry is rebuilt from the manifests of the regions. A listing finds the directories of
+# the regions.
 
 
 _logger = logging.getLogger(__name__)
@@ -474,7 +475,7 @@ def rebuilt(store: ObjectStore) -> Registry:
 def _listed(store: ObjectStore) -> Iterator[str]:
     """Yield the regions that have objects.
 
-    The listing skips the other objects of a region, so it does not list the log.
+    After the first object of a region, the listing jumps to the next region. So the objects of the log are not listed.
     """
     prefix = keys.REGIONS_PREFIX
     after: str | None = None

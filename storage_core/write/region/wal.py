@@ -7,8 +7,8 @@ the sentinel. A writer reads the manifest only after a collision. Therefore ever
 sentinel and is replayed. An append costs one PUT and no other request.
 
 After a collision, the writer reads the entry at this number. The writer can skip an entry of a lower epoch. An entry
-with the same epoch from another process comes from a copy of the process. A fork() or a restored machine creates such a
-copy of the writer's process. If the writer finds such an entry, the writer ends, because the rows of the entry are
+with the same epoch from another process comes from a copy of the process. A fork() or a restored machine creates a copy
+of the writer's process. If the writer finds an entry of a copy, the writer ends, because the rows of the entry are
 acknowledged. If this writer flushed and moved the replay point past the entry, these rows would never be replayed
 (decision 0011).
 """
@@ -35,7 +35,7 @@ _logger = logging.getLogger(__name__)
 IN_PAIRS = 8
 """The first entries of a tail, up to this number, are read two at a time.
 
-Most tails are shorter, and the second GET detects the end.
+Most tails have fewer entries than this number, and the second GET of a pair detects the end of the tail.
 """
 
 TOGETHER = 16
@@ -69,7 +69,7 @@ class WalAppender:
     seq: int = 0
 
     def append(self, records: pa.Table, *, generation: int) -> int:
-        """Append the records as one entry and return its number. The entry is durable when this returns. One PUT.
+        """Append the records as one entry and return its number. The entry is durable on return. One PUT.
 
         A table of records without rows makes a sentinel.
 
@@ -180,10 +180,10 @@ def read_known(store: ObjectStore, region: str, entry: int, kept: KeptValues = N
 
 
 def belonging(logged: Logged, generation: int) -> Logged:
-    """Return an entry after the flushed entries. A generation below `generation` is replaced by `generation`.
+    """Return an unflushed entry, with `generation` instead of a lower generation.
 
-    `generation` is the number of the next flush. A copy of the writer may flush the generation of an entry without this
-    entry. The entry then has a lower generation (decision 0011).
+    `generation` is the number of the next flush. A copy of the writer may flush a generation and omit an entry of this
+    generation. The omitted entry then has a lower generation than the next flush (decision 0011).
     """
     if logged.entry.generation >= generation:
         return logged
@@ -258,8 +258,7 @@ def _until_absent(store: ObjectStore, region: str, after: int, kept: KeptValues,
         for entry, logged in zip(numbers, entries, strict=True):
             if logged is None:
                 # Numbers have no gaps. If the next entry exists, this missing entry is a hole and not the end of the
-                # log. The only other possibility is that a writer wrote the missing entry and the next entry after the
-                # read of the missing entry.
+                # log. Otherwise, a writer wrote this entry and the next entry after the GET found no entry.
                 later = entries[entry - first + 1 :]
                 if not (any(later) if later else exists(store, keys.wal_entry_key(region, entry + 1))):
                     return

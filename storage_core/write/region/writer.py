@@ -137,7 +137,7 @@ def claim_idle(store: ObjectStore, seen: RegionManifest, *, record_schema: pa.Sc
 def require_unmerged(manifest: RegionManifest, snapshot: Snapshot) -> None:
     """Raise `Corrupt` if the next generation is already merged.
 
-    Only a lost manifest can cause this. Readers would miss rows that are written into a merged generation.
+    Only a lost manifest can cause this error. Readers would miss rows that are written into a merged generation.
     """
     merged = snapshot.merged_generations.get(manifest.region_id, 0)
     if manifest.current_generation <= merged:
@@ -448,7 +448,7 @@ class RegionLog:
 
 
 class RegionWriter:
-    """The only writer of a region of a keyed table. Threads of one process can share it.
+    """The only writer of a region of a keyed table. Threads of one process can share the writer.
 
     - Group commit: calls of several threads share WAL entries.
     - Atomicity: the rows of one `put`, `patch`, `reset` or `delete` are in one WAL entry. All these rows become durable
@@ -465,7 +465,7 @@ class RegionWriter:
     - Unknown outcome: after `CommitUnknown` the writer refuses every call. Open a new writer, which replays the stored
       entries.
     - Lost rows: some rows given with `durable=False` may be lost. The context of `WriterFenced` and `CommitUnknown`
-      contains their number (`lost_rows` and `lost_calls`).
+      contains the numbers of lost rows and calls (`lost_rows` and `lost_calls`).
     - Back pressure: calls wait, or raise `Overloaded`, while the writer holds too many rows or bytes
       (`WriterOptions`).
     """
@@ -601,7 +601,7 @@ class RegionWriter:
 
     @checked
     def delete(self, keys: Keys, *, durable: bool | None = None) -> None:
-        """Delete rows by key. The deletes are durable when this returns. One PUT.
+        """Delete rows by key. The deletes are durable when the call returns. One PUT.
 
         A key that does not exist is not an error.
 
@@ -664,7 +664,7 @@ class RegionWriter:
             memtable, records = self._in_memory()
             if memtable is before:
                 return seen, records
-            # Records that were flushed in between may be missing in the view and in the memtable.
+            # Records that were flushed between the two reads may be missing in the view and in the memtable.
 
     def get(self, key: Keys) -> pa.Table:
         """Return the record of one key. For a list of keys, return one record per key, as in `scan`. No request.
@@ -719,7 +719,7 @@ class RegionWriter:
     def write(self, records: pa.Table, durable: bool | None) -> None:  # noqa: FBT001 -- as its callers were given it
         """Write records from a `RecordBuilder` of this table. Raise the errors of `put` except `InvalidInput`."""
         self._group.require_usable()
-        require_readable(records)  # One unreadable record would make the entry of several calls unreadable.
+        require_readable(records)  # Calls share a WAL entry. One unreadable record makes the entry unreadable.
         with self._filtering:
             records = self._late_filter.admit_records(records, self._clock.now_ms())
         self._group.submit(records, durable=self._durable if durable is None else durable)

@@ -112,7 +112,7 @@ class Product:
         return self.folder / ".dagster"
 
     def tidemark(self, *arguments: str) -> tuple[int, str]:
-        """Run a `tidemark` command in the folder. Return its exit code and its output."""
+        """Run a `tidemark` command in the folder. Return the exit code and the output of the command."""
         command = [sys.executable, "-m", "pipelines.cli", *arguments]
         done = subprocess.run(
             command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False

@@ -12,7 +12,7 @@ from storage_core.store.meter import RequestKind
 
 
 class PutFault(StrEnum):
-    """The faults of one put. In terms of S3: a conflict is 409 or 412, refused is 503, unknown is a timeout."""
+    """Faults that a put request can have. In S3, a conflict is 409 or 412, refused is 503, unknown is a timeout."""
 
     APPLIED_THEN_CONFLICT = "applied, the client library retried, the retry met our own object"
     APPLIED_THEN_UNKNOWN = "applied, the reply was lost"
@@ -24,7 +24,7 @@ class PutFault(StrEnum):
 
 
 class GetFault(StrEnum):
-    """The faults of one get or ranged get. The stored object does not change."""
+    """Faults that a get or a ranged get can have. The stored object does not change."""
 
     REFUSED = "the get did not reach the store"
     TIMED_OUT = "no answer to the get came in time"
@@ -35,14 +35,14 @@ class GetFault(StrEnum):
 
 
 class HeadFault(StrEnum):
-    """The faults of one head."""
+    """Faults that a head request can have."""
 
     REFUSED = "the head did not reach the store"
     TIMED_OUT = "no answer to the head came in time"
 
 
 class ListFault(StrEnum):
-    """The faults of one listing."""
+    """Faults that a list request can have."""
 
     REFUSED = "the list did not reach the store"
     TIMED_OUT = "no answer to the list came in time"
@@ -53,7 +53,7 @@ class ListFault(StrEnum):
 
 
 class DeleteFault(StrEnum):
-    """The faults of the delete of one key."""
+    """Faults that a request to delete one key can have."""
 
     REFUSED = "the delete did not reach the store"
     APPLIED_THEN_UNAVAILABLE = "deleted, the connection broke"
@@ -61,7 +61,7 @@ class DeleteFault(StrEnum):
 
 
 class CrashFault(StrEnum):
-    """The process ends at one request of any kind. Every later request of this process raises `Crash`, too."""
+    """The process crashes at one request of any kind. Every later request of this process raises `Crash`, too."""
 
     BEFORE = "the process ended before the request took effect"
     AFTER = "the process ended after the request took effect, before it heard of it"

@@ -1,7 +1,7 @@
 """Reads in turn. Reads that are concurrent in production run immediately in the thread of the caller.
 
 After a fault, the scheduling of threads decides which other concurrent reads still start. A test that compares every
-request of two runs therefore needs reads in turn.
+request of two runs therefore needs reads that run one after another.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Happening:
 
 @dataclass(slots=True)
 class Script:
-    """The steps of the next requests that match, one step per request."""
+    """A list of steps. Each step is applied to the next request that matches `fits`."""
 
     fits: Callable[[Request], bool]
     steps: list[Step]
@@ -83,7 +83,7 @@ class Chances:
 class Fate:
     """Counter of the requests of one process.
 
-    The counter chooses the step of each request from the oldest matching script, or by chance.
+    The oldest matching script determines the step (fault) of each request. If no script matches, the step is random.
 
     `trace` records all requests in order. Safe for any number of threads.
     """
@@ -101,7 +101,7 @@ class Fate:
             self._scripts.append(script)
 
     def clear_script(self) -> None:
-        """Drop all steps that have not happened yet. Faults that are chosen by chance continue."""
+        """Drop all steps that have not happened yet. Random faults continue to occur."""
         with self._lock:
             self._scripts.clear()
 

@@ -107,7 +107,7 @@ class FaultStore:
         self._fate.add(Script(lambda request: request.kind == kind and key in request.key, list(steps)))
 
     def at(self, number: int, step: Step) -> None:
-        """Apply the step to the request of this number, counted from 0 over all kinds since the store was wrapped."""
+        """Apply the step to the request with this number. All kinds of requests to this store count, from 0."""
         self._fate.add(Script(lambda request: request.number == number, [step]))
 
     def clear_script(self) -> None:
@@ -192,7 +192,7 @@ class FaultStore:
 
     @contextmanager
     def _request(self, kind: RequestKind, key: str) -> Iterator[tuple[Request, Fault | None]]:
-        """Run the step of a request before and after the request.
+        """Apply the next step to a request, before or after the request takes effect.
 
         Yield the fault that changes the effect or the reply.
         """
