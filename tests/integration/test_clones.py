@@ -380,7 +380,7 @@ def test_a_shallow_clone_sends_no_signed_request_to_a_service_that_nobody_chose(
         (b'{"format":1,"uri":"fi', tm.errors.Corrupt, "not the place of the source"),
         (b'{"format":1,"uri":7}', tm.errors.Corrupt, "not the place of the source"),
         (b'{"format":2,"uri":"file:///elsewhere"}', tm.errors.Unsupported, "format 2, this release reads 1. Upgrade"),
-        (None, tm.errors.SnapshotExpired, "the store does not have it"),
+        (None, tm.errors.SnapshotExpired, "the log contains this split, but the store does not"),
     ],
 )
 def test_a_clone_whose_note_of_its_source_is_damaged_or_gone_gives_no_row(

@@ -135,7 +135,7 @@ def test_whoever_has_no_footers_reads_the_store(store: MeteredStore, place: Path
     read(store, add, cache(place))
     store.delete([add.path])
     assert read(store, add, cache(place)).equals(rows_of(1))
-    with pytest.raises(Exception, match="the store does not have it"):
+    with pytest.raises(Exception, match="the log contains this split, but the store does not"):
         open_split(store, add)
 
 

@@ -316,7 +316,7 @@ def test_a_prefix_written_as_a_range_finds_every_ending(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("definition", "reason"),
     [
-        (IndexDefinition("i", "fulltext", ("n",)), "needs string columns, 'n' is int64"),
+        (IndexDefinition("i", "fulltext", ("n",)), "needs string columns, but 'n' has type int64"),
         (IndexDefinition("i", "fulltext", ("_row",)), "reserved"),
         (IndexDefinition("i", "fulltext", ("-v",)), "cannot contain a column named '-v'. Remove the column"),
         (IndexDefinition("i", "fulltext", ("",)), "cannot contain a column named ''. Remove the column"),

@@ -47,7 +47,7 @@ def test_a_column_that_holds_no_instants_has_no_windows() -> None:
 
 @pytest.mark.parametrize("seconds", [0, 7, 11, 13, 17, 700, 1000, 1500, 2000, 2400, 7200, -900])
 def test_a_duration_that_does_not_divide_the_hour_is_refused(seconds: int) -> None:
-    with pytest.raises(InvalidInput, match=f"{seconds} s"):
+    with pytest.raises(InvalidInput, match=f"window is {setting.duration_text(seconds)}[.,] "):
         windows.validate_duration(seconds)
 
 

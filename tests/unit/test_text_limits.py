@@ -32,7 +32,7 @@ HOSTILE = {
     "boost": ("a^" + "9" * 400, "Use a smaller boost"),
     "boosts": ("((a^1000000)^1000000)", "Use a smaller boost"),
     "slop": ('"a b"~4000000000', "slop"),
-    "words": ("( " + " ".join(f"w{number}'" for number in range(5_000)), "the query is not valid"),
+    "words": ("( " + " ".join(f"w{number}'" for number in range(5_000)), "the text is not a valid query"),
     "arrangements": ('"a b c d"~50', "too many possible orders"),
     "moves": (f'"{" ".join(f"w{number}" for number in range(2_000))}"~1', "too many possible orders"),
     "moves of equal words": (f'"{"a " * 2_000}"~1', "too many possible orders"),

@@ -42,6 +42,7 @@ from storage_core.data.rows.hashes import iceberg_hashes
 from storage_core.data.rows.keys import dense_ranks, pack
 from storage_core.data.rows.vectors import type_text
 from storage_core.data.settings.layout import LONGEST_TEXT, PartitionField, PartitionTransform
+from storage_core.data.settings.setting import duration_text
 from storage_core.data.settings.table import LateData, TableConfig
 
 # Windows.
@@ -62,21 +63,15 @@ def validate_duration(seconds: int, *, coarse: bool = False) -> int:
     minutes = alternatives(each // 60 for each in sorted(WINDOW_SECONDS))
     if seconds in COARSE_WINDOW_SECONDS:
         raise InvalidInput(
-            f"window is {_shown(seconds)}, which is longer than an hour. Set coarse_window: true, or give {minutes} "
-            "minutes",
+            f"window is {duration_text(seconds)}, which is longer than an hour. Set coarse_window: true, or give "
+            f"{minutes} minutes",
             window_seconds=seconds,
         )
     hours = alternatives(each // 3600 for each in sorted(COARSE_WINDOW_SECONDS))
     raise InvalidInput(
-        f"window is {_shown(seconds)}. Give {minutes} minutes. With coarse_window: true, also {hours} hours",
+        f"window is {duration_text(seconds)}. Give {minutes} minutes. With coarse_window: true, also {hours} hours",
         window_seconds=seconds,
     )
-
-
-def _shown(seconds: int) -> str:
-    """Return a duration in its largest whole unit, as users write it: `2d`, `3h`, `7m` or `90s`."""
-    units = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
-    return next(f"{seconds // size}{unit}" for unit, size in units if seconds % size == 0)
 
 
 def by_start(window: int | None) -> tuple[bool, int]:
