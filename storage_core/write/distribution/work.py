@@ -154,7 +154,7 @@ class Target:
             "name": self.name,
             "uri": self.uri,
             "context": self.context.to_json(),
-            "stretches": [asdict(each) for each in self.chunk_ranges],
+            "chunk_ranges": [asdict(each) for each in self.chunk_ranges],
             "further": {region: dict(offsets) for region, offsets in self.further.items()},
         }
 
@@ -163,7 +163,7 @@ class Target:
         """Return the target that `to_json` returned."""
         changed = {
             "context": SplitContext.from_json(found["context"]),
-            "stretches": tuple(ChunkRange(**each) for each in found["stretches"]),
+            "chunk_ranges": tuple(ChunkRange(**each) for each in found["chunk_ranges"]),
         }
         return cls(**{**found, **changed})
 
@@ -239,8 +239,8 @@ class FillWork:
     def to_json(self) -> Json:
         """Return plain values for JSON."""
         parts = [each.to_json() for each in self.parts]
-        turn, context = asdict(self.claim), self.context.to_json()
-        return {"uri": self.uri, "key": list(self.key), "parts": parts, "turn": turn, "context": context}
+        claim, context = asdict(self.claim), self.context.to_json()
+        return {"uri": self.uri, "key": list(self.key), "parts": parts, "claim": claim, "context": context}
 
     @staticmethod
     def from_json(found: Mapping[str, Any]) -> FillWork:
@@ -249,7 +249,7 @@ class FillWork:
             uri=found["uri"],
             key=tuple(found["key"]),
             parts=tuple(map(FillPart.from_json, found["parts"])),
-            claim=RegionClaim(**found["turn"]),
+            claim=RegionClaim(**found["claim"]),
             context=SplitContext.from_json(found["context"]),
         )
 

@@ -154,7 +154,7 @@ class FillLanded:
             "parts": [each.to_json() for each in self.parts],
             "slices": [*map(list, self.slices)],
             "earlier": [[number, list(regions)] for number, regions in self.earlier.items()],
-            "turn": asdict(self.claim),
+            "claim": asdict(self.claim),
             "order": self.order,
             "context": self.context.to_json(),
         }
@@ -166,7 +166,7 @@ class FillLanded:
             parts=tuple(map(FillPart.from_json, found["parts"])),
             slices=tuple((part, start, rows) for part, start, rows in found["slices"]),
             earlier={number: tuple(regions) for number, regions in found["earlier"]},
-            claim=RegionClaim(**found["turn"]),
+            claim=RegionClaim(**found["claim"]),
             order=found["order"],
             context=SplitContext.from_json(found["context"]),
         )
