@@ -324,7 +324,7 @@ def test_leases_are_listed_and_broken(uri: str, capsys: pytest.CaptureFixture[st
     assert {each["resource"]: each["state"] for each in lines()}["merge"] == "released"
     assert dict(Table.open(uri).snapshot.fences) == {"merge": 2}
     assert tidemark(["leases", uri, "--break", "nobody"]) == 2
-    assert "There are: checkpoint, collect, compact.all, merge" in capsys.readouterr().err
+    assert "The table has checkpoint, collect, compact.all, merge" in capsys.readouterr().err
     assert tidemark(["leases", uri]) == 0
     assert "damaged" in capsys.readouterr().out
 

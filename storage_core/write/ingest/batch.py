@@ -264,7 +264,7 @@ def text_blocks(
             assert_never(spec.format)
 
 
-# Work and result of a batch ingest. The driver and the tasks exchange work and results as JSON.
+# Work and result of a batch ingest. Between the driver and the tasks, work and results are JSON.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

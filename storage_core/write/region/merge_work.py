@@ -1,7 +1,7 @@
 """Merge of a region: its work, its result, and the lookup of superseded rows.
 
-`MergeWork` is one planned merge and `MergeResult` is its output. The driver and the tasks exchange `MergeWork` and
-`MergeResult` as JSON. `refused` finds the records that a merge cannot apply. `find` finds the superseded rows of a
+`MergeWork` is one planned merge and `MergeResult` is its output. Between the driver and the tasks, both
+objects are JSON. `refused` finds the records that a merge cannot apply. `find` finds the superseded rows of a
 split.
 """
 
