@@ -355,7 +355,7 @@ def quarantine(
     everything: Everything = False,
     as_json: Json = False,
 ) -> None:
-    """Summarize the rejected rows of a table with reasons, or show, export, retry or remove these rows.
+    """Summarize the rejected rows of a table. With an option, show, export, retry or remove these rows.
 
     The quarantine contains invalid lines of landed files, and late rows that the table does not accept. The summary has
     one line per reason, source and day. Each line has up to three samples.
