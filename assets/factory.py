@@ -204,8 +204,8 @@ def freshness_policy(declaration: TableDeclaration, step: str) -> FreshnessPolic
     """Return the freshness policy of the asset of this step, or None if it has none.
 
     If the declaration sets `freshness`, the policy belongs to the asset that adds rows. For a table with a landing
-    location, this asset is `ingested`. For a keyed table without a landing location, this asset is `merged`. In other
-    tables, no step adds rows.
+    location, this asset is `ingested`. For a keyed table without a landing location, this asset is `merged`. If a table
+    has no primary key and no landing location, no step of the table adds rows.
     """
     brings = "ingested" if declaration.landing else "merged"
     if declaration.freshness is None or step != brings:

@@ -12,17 +12,17 @@ from storage_core.base.errors import TidemarkError
 from storage_core.data.rows.vectors import type_text
 from storage_core.table import Table
 
-# After one of these errors, a later run of the same step may succeed. Any other error remains until a person fixes its
-# cause.
+# After one of these errors, a later run of the same step may succeed. Other kinds of errors occur in every run until a
+# person fixes the cause of the error.
 _WORTH_A_RETRY = frozenset({"conflict", "held", "unavailable", "outcome_unknown", "snapshot_expired"})
 
 
 def failure_arguments(kind: str, message: str) -> dict[str, Any]:
     """Return the arguments of a Dagster `Failure` for an error of this kind.
 
-    The argument `allow_retries` affects only assets with a `RetryPolicy`. Assets of users can have this policy, and
-    Tidemark's assets have none. With a policy, Dagster would also retry a step after a person interrupts it
-    (docs/architecture/orchestration.md).
+    The argument `allow_retries` affects only assets with a `RetryPolicy`. The assets of users can have a `RetryPolicy`,
+    but Tidemark's assets have no `RetryPolicy`. With a policy, Dagster would also retry a step after a person
+    interrupts it (docs/architecture/orchestration.md).
     """
     return {
         "description": f"{kind}: {message}",

@@ -48,7 +48,7 @@ METADATA = frozenset(
     }
 )
 PREDICTED = frozenset({"benefit", "benefit_unit", "predicted_benefit", "predicted_requests", "predicted_price"})
-"""Additional metadata of a step with a job that predicts its work (docs/architecture/orchestration.md)."""
+"""Additional metadata of a step whose job predicts its own cost (docs/architecture/orchestration.md)."""
 
 PREDICTED_BYTES = frozenset({"predicted_bytes_in", "predicted_bytes_out"})
 """Additional metadata of a step that predicts its work.
@@ -122,9 +122,9 @@ def metadata_of_partitions(report: Report, partitions: Sequence[str]) -> dict[st
 
     If a compaction predicts its work per window, the metadata also has the keys of `PREDICTED_OF_PARTITION`. Each
     number counts only this window, and is 0 if the job committed nothing to this window. For an ingest, `rows_in` is
-    the number of ingested rows. `bytes_in` is 0, because an ingest reads one file for several windows. A window with an
-    earlier window length may begin between the starts of two partitions. The metadata of the earlier partition then
-    includes this window.
+    the number of ingested rows. For an ingest, `bytes_in` of every window is 0, because the bytes of a file with rows
+    of several windows belong to no single window. A window with an earlier window length may begin between the starts
+    of two partitions. The metadata of the earlier partition then includes this window.
     """
     details, names = mapping(report["details"]), sorted(partitions)
     done = _by_partition(entries_in(details, "by_window"), names)

@@ -187,7 +187,7 @@ _COLLECTED = RawStep(CollectRaw, NOTHING_IS_DAMAGED, ("damaged", "failed"))
 
 
 def raw_steps(declaration: RawLogDeclaration) -> Iterator[RawStep]:
-    """Yield the steps of a raw log. Healing is a step only if there are several stores. Collection is always a step."""
+    """Yield the steps of a raw log. Healing is a step only if there are several stores. Every raw log is collected."""
     if len(declaration.stores) > 1:
         yield _HEALED
     yield _COLLECTED

@@ -1,18 +1,19 @@
 """The events that Dagster stores for a run, with metrics of the work, for the asset and for each partition.
 
-A run without work records an observation. The zeros of a run without work therefore do not replace the metrics of
-earlier work. There is one exception. A run without work materializes an asset or partition that was never materialized.
-The materialization shows that the asset or partition is empty. Plots over time and over partitions therefore show only
-the metrics of runs with work.
+A run without work records an observation. A run without work would record zeros as its metrics. An observation keeps
+these zeros from replacing the metrics of earlier work. There is one exception. A run without work materializes an asset
+or partition that was never materialized. The materialization shows that the asset or partition is empty. Plots over
+time and over partitions therefore show only the metrics of runs with work.
 
 If a run of Dagster's own backfills does not materialize a partition, Dagster treats the partition as failed. Runs of
-Dagster's own backfills therefore materialize a partition without work again, with the metrics of earlier work. The
-metadata contains the id of the run that did this work (decision 0038).
+Dagster's own backfills therefore also materialize the partitions that have no work. The materialization of a partition
+without work repeats the metrics of earlier work. The metadata contains the id of the run that did this work (decision
+0038).
 
 A step without work gets no run, so no run materializes its asset. The upkeep sensor reports this asset with an event
 that has no run (decision 0038). The UI therefore does not show the asset as missing. An asset without partitions gets
-at most one event without a run. An asset with partitions gets at most one event without a run for each window with
-rows.
+at most one event without a run. For each window with rows of an asset with partitions, the sensor reports at most one
+event without a run.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ FAILED_PARTITIONS = "failed_partitions"
 METRICS_OF_RUN = "metrics_of_run"
 """Metadata of a repeated materialization. The metadata identifies the run that did the work."""
 
-# This metadata marks an output, and Dagster then logs no other event for the output. Dagster uses the same mark for
-# outputs with events that are already logged. Without an output, Dagster would skip the next steps.
+# This metadata marks an output, and Dagster then logs no other event for the output. Dagster sets
+# `__source_asset_observation__` itself on outputs whose events are already logged. Without an output, Dagster would
+# skip the next steps.
 _LOGGED = {"__source_asset_observation__": MetadataValue.bool(True)}
 
 Metadata = Mapping[str, MetadataValue[Any]]
@@ -76,8 +78,8 @@ def record_run(
     """Record the work of the run, and return the result of the asset. `span` contains the partitions of the asset.
 
     A run can have several partitions, or it can process all windows of a partitioned asset. In both cases, each
-    partition gets the metrics of its own window. An observation without a partition then contains the metrics of the
-    whole run.
+    partition gets the metrics of its own window. In addition, the run records one observation without a partition. This
+    observation contains the metrics of the whole run.
     """
     if span is not None and (context.has_partition_key_range or is_of_all_windows(context)):
         materialize_partitions(context, key, report, span=span)
@@ -127,8 +129,8 @@ def materialize_partitions(
     """Record the partitions with work, and the requested partitions without rows.
 
     Each partition gets one event. An event is one row in Dagster's storage. An event contains the commit of the
-    partition's own window. Partitions in `failed` get no event. In Dagster's own backfills, all other requested
-    partitions also get an event.
+    partition's own window. Partitions in `failed` get no event. In Dagster's own backfills, every requested partition
+    that is not in `failed` gets an event, even if it had no work.
     """
     asked = [] if is_of_all_windows(context) else list(context.partition_keys)
     names = [name for name in asked or _touched(report, span) if name not in (failed or {})]
@@ -188,8 +190,8 @@ def _repeated(key: AssetKey, record: EventLogRecord) -> AssetMaterialization:
     before = record.asset_materialization
     if before is None:
         raise TypeError(f"record {record.storage_id} of Dagster's storage is not a materialization")
-    # If an asset never had work, its event has no run. The metadata of a repeated materialization already contains the
-    # id of the run.
+    # If an asset never had work, its event has no run. If this materialization is itself a repetition, its metadata
+    # already contains the id of the run that did the work.
     of_run = {METRICS_OF_RUN: MetadataValue.dagster_run(record.run_id)} if record.run_id else {}
     tags = {name: value for name, value in (before.tags or {}).items() if name == DATA_VERSION}
     metadata = {**of_run, **before.metadata}

@@ -16,7 +16,7 @@ Schedules and sensors request only merges that cost less than they save. A run w
 STATE_TAG, COMPACT_STATE = "tidemark/state", "compact"
 """The tag that requests a compact state of the table (`storage_core.log.log`)."""
 ACCEPT_LATE_TAG, ACCEPT_LATE = "tidemark/late", "accept"
-"""The tag that allows a retry of the quarantine to add late rows too."""
+"""The tag for a retry of quarantined rows. With this tag, the retry also adds late rows."""
 AUDIT_TAG, AUDIT_ALL = "tidemark/audit", "all"
 """The tag of a run that audits the whole table. Without the tag, a run audits the files of the last compaction."""
 WINDOWS_TAG, ALL_WINDOWS = "tidemark/windows", "all"
@@ -28,7 +28,8 @@ TABLES = "tidemark/tables"
 REASON = "tidemark/reason"
 VERSION = "tidemark/version"
 
-# Dagster hides tags with this prefix in the UI. The values of these tags are too long for a list of runs.
+# Dagster hides tags with this prefix in the UI. The values of the tags with this prefix are too long for the page that
+# lists the runs.
 PROCESS = ".dagster/tidemark_process"
 """The process of the run, in the format of `storage_core.base.process`.
 

@@ -79,7 +79,7 @@ def steps_of(declaration: TableDeclaration) -> list[TableStep]:
 
 
 def _assets(step: Step, declaration: TableDeclaration) -> Iterator[tuple[str, str, str | None]]:
-    """Yield the name of each asset of the step, the text of its guarantee, and the name of its index."""
+    """Yield, for each asset of the step, its name, the text of its guarantee, and the name of its index."""
     if "{index}" not in step.asset:
         yield step.asset, step.promise, None
         return

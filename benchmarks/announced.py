@@ -1,8 +1,8 @@
 """Ingest of many small files. A queue announces the files.
 
 Each file has one line. 10 % of the messages arrive twice, all messages are out of order, and 1 % of the files is never
-announced. The last run lists the landing location and finds the files without a message. At the end, each file must be
-in the table exactly once.
+announced. The last run of the ingest lists the landing location. The listing finds the files that no message announced.
+At the end, each file must be in the table exactly once.
 
 Another process of this machine serves the landing location and its queue. This server generates the content of a file
 from its name, and counts the requests. `ANNOUNCED_FILES` in the environment sets the number of files.
@@ -69,7 +69,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
         _require_each_once(table, announced)
         yield Metric(name=f"{announced:,} announced files in {len(seconds)} runs", value=sum(seconds), unit="s")
         yield Metric(name="a run, the first", value=seconds[0], unit="s")
-        last = seconds[-2] if len(seconds) > 2 else seconds[-1]  # the last run processes fewer messages
+        last = seconds[-2] if len(seconds) > 2 else seconds[-1]  # the last run gets fewer messages than other runs
         yield Metric(
             name="a run, the last full one", value=last, unit="s", against="the first", ratio=seconds[0] / last
         )
@@ -175,7 +175,7 @@ class _State:
     counts: Counter[str] = field(default_factory=Counter)
 
     def answer(self, action: str, body: Any) -> Any:
-        """Return the answer to a request of the queue, or of the benchmark."""
+        """Return the server's answer to a request of the ingest to the queue, or to a request of the benchmark."""
         match action:
             case "land":
                 numbers = [each for each in range(body) if each % NEVER_ANNOUNCED_EVERY]

@@ -1,7 +1,8 @@
 """The benefit of a bitmap index. Queries for rare values of a wide table run with and without the index.
 
-On a local disk, DuckDB also reads the same files. For remote storage, the same queries use an S3 API that answers after
-20 ms. Each query starts with empty caches. The metrics are milliseconds, requests and bytes.
+For the table on a local disk, DuckDB also runs these queries, over the files of the table without an index. For remote
+storage, the same queries use an S3 API that answers after 20 ms. Each query starts with empty caches. The metrics are
+milliseconds, requests and bytes.
 """
 
 from __future__ import annotations

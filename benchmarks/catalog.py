@@ -123,7 +123,7 @@ def _at_version(root: Path, version: int) -> Path:
 
 
 def _fill_history(catalog: Catalog, root: Path, versions: int) -> None:
-    """Add all earlier commits to the catalog, as if the catalog had applied them."""
+    """Add all earlier commits of the table to the catalog, without reading these commits from the log."""
     (known,) = [each for each in catalog.tables() if each.uri == _log(root).store.uri]
     constant = {"table_id": known.table_id, "commit_id": "", "operation": "APPEND", "metrics": "{}"}
     rows = {name: pa.repeat(pa.scalar(text), versions) for name, text in constant.items()}

@@ -1,11 +1,12 @@
 """The job `compact`, compared to Spark and Delta Lake. Each system makes one sorted file from a table of sorted splits.
 
 The benchmark measures the whole job in one warm Spark session. The session has two cores and the settings of Tidemark's
-jobs. Tidemark's job plans the compaction, merges the splits in a task, checks the result and commits. The other systems
-get the same files. Spark reads, sorts and writes the files. Delta runs `OPTIMIZE` on tables that consist of these
-files. Delta also runs `OPTIMIZE ZORDER BY` with the columns of Tidemark's order. All systems write their files with
-zstd level 3. Ratios compare processor seconds. The processor seconds include the session's JVM, its Python workers and
-this process. The wall time is printed, too. Before the measurement, a warm-up processes a tenth of the rows.
+jobs. Tidemark's job plans the compaction, merges the splits in a task, checks the result and commits. Spark and Delta
+Lake get the same input files as Tidemark. Spark reads, sorts and writes the files. Delta runs `OPTIMIZE` on tables that
+consist of these files. Delta also runs `OPTIMIZE ZORDER BY` with the columns of Tidemark's order. All systems write
+their files with zstd level 3. Ratios compare processor seconds. The processor seconds include the session's JVM, its
+Python workers and this process. The wall time is printed, too. Before the measurement, a warm-up processes a tenth of
+the rows.
 """
 
 from __future__ import annotations

@@ -2,11 +2,13 @@
 
 All programs read the same files in one run and write zstd level 3. `sorters` and `programs.ducklake_merge` describe
 each program. The unit is processor seconds on one thread. Each program has its own process. This process merges small
-files first, so the measured time does not include its start. The programs run in turns. DuckLake needs another Python,
-so it runs last. The cases are a table with 8 columns, a table with 60 columns, and four times as many splits.
+files first, so the measured time does not include its start. The programs run in turns. DuckLake needs a different
+Python interpreter than the other programs, so DuckLake does not take turns with them and runs last. The cases are a
+table with 8 columns, a table with 60 columns, and four times as many splits.
 
-The memory is the growth of a fresh process during its first merge, without mapped files. The memory is measured for 8
-and for 60 columns. The memory must not depend on the number of columns.
+The memory metric is the growth of a new process's memory during the first merge in this process. Memory-mapped files do
+not count. The memory metric is measured for 8 and for 60 columns. The memory of a merge must not depend on the number
+of columns.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ SPLITS = 16
 TIME_AIMS = {"Arrow copy": 1.25, "DuckDB ORDER BY": 2.2, "DuckLake's merge": 2.0}
 SIZE_AIMS = {"Arrow copy": 1.0, "DuckLake's merge": 1 / 0.85}
 FLAT = 0.8
-"""Memory counts as constant at this ratio or above.
+"""The minimum ratio at which the memory of a merge counts as independent of the number of columns.
 
 The ratio is the memory for 8 columns divided by the memory for 60 columns.
 """
@@ -43,7 +45,7 @@ The ratio is the memory for 8 columns divided by the memory for 60 columns.
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A set of files, the peers that merge these files, and the number of merges."""
+    """The size of the files of one case, the systems that merge the files, and the number of repetitions."""
 
     splits: int
     width: int

@@ -99,7 +99,7 @@ def _cost(work: Callable[[], object]) -> Cost:
 
 
 def _process() -> ProcessPoolExecutor:
-    """Return a new process. The memory of the new process contains only the data that this process sends."""
+    """Return a new process. The new process has no data except the data sent to it."""
     return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 
 

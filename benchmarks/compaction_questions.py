@@ -1,7 +1,8 @@
 """Measurements for open design questions about merging. One table of metrics answers each question.
 
 - How a merge finds the order (packed keys, column by column, k-way), for few and for many splits.
-- How many splits one merge takes. Each fan-in merges the same 64 splits until one split is left.
+- How many splits one merge takes. For each number of splits per merge, the benchmark merges 64 splits until one split
+  is left.
 - How many rows a page has.
 - How much the position of nulls costs.
 - How large a split is.

@@ -1,16 +1,19 @@
-"""Sizes of files with real rows, in arrival order and as sorted splits, and the bytes that queries read.
+"""Sizes of files with real rows in arrival order, sizes of sorted splits with these rows, and bytes per query.
 
 The data sets are a year of flights, a year of weather, and the access log of a web server. Each data set is measured in
 windows and as a whole. The terms are:
 
-- "Arrival": the rows in the order in which they arrived. The weather is ordered by hour.
+- "Arrival": files with the rows in the order in which the rows arrived. The rows of the weather data arrive in the
+  order of their hours.
 - Files of the peers: files with the codec, pages and row groups of a split, but without our metadata. These files have
   Arrow's default encodings, or encodings that are chosen from a sample, as in splits.
-- "Bare": the files of the peers without page indexes and checksums.
+- "Bare": files like the files of the peers, but without page indexes and without checksums.
 - "Splits": the splits after a compaction, one per window or one for all rows.
-- "Sorted and chosen": files of the peers with the rows in the order of splits, and with chosen encodings.
+- "Sorted and chosen": files of the peers whose rows have the sort order of splits. Their encodings are chosen from a
+  sample.
 - "Packed": splits with the setting `splits.metadata: packed`.
-- "Joined": splits after windows were joined (`compaction.coarsen_to`), days to weeks or hours to days.
+- "Joined": the splits after `compaction.coarsen_to` has joined windows. Windows of a day become weeks, or windows of an
+  hour become days.
 - "Pages": the bytes of the file without footers, indexes and metadata. In windows of a hundred rows, footers, indexes
   and metadata are most of a file.
 
@@ -52,9 +55,9 @@ from storage_core.store.local import LocalStore
 AIM = 1 / 0.75
 """The aim is 25 % fewer bytes than files in arrival order with default encodings have."""
 NO_LARGER = 1.0
-"""Small windows, packed or joined, must not have more bytes than files in arrival order with default encodings."""
+"""The minimum ratio for windows with few rows: their splits are not larger than files in arrival order."""
 MOST_OVERHEAD = 1_024
-"""A split of one row may have at most this many bytes more than a file without metadata."""
+"""The maximum number of bytes that a split of one row has in addition to the bytes of a bare file with this row."""
 ARRIVING = 32
 _LINE = r'^(?P<client>\S+) \S+ \S+ \[(?P<at>[^ ]+) [^\]]+\] "(?P<request>[^"]*)" (?P<status>\d+) (?P<bytes>\d+|-) '
 _REST = r'"(?P<referrer>[^"]*)" "(?P<agent>[^"]*)"'
@@ -192,7 +195,7 @@ def _sizes(data: Data, *, windows: bool) -> Iterator[Metric]:
 
 
 def small_windows(data: Data) -> Iterator[Metric]:
-    """Yield the sizes of windows with few rows, for both forms of metadata and for joined windows."""
+    """Yield the sizes of splits of windows with few rows: with packed metadata, with joined windows, and with both."""
     parts = [part for _, part in split_by_window(data.rows, data.time_column, data.window_seconds)]
     arrived, bare = _written(parts, chosen=False), _total([_bare(part) for part in parts])
     for what, packed, joined in (("packed", True, False), ("joined", False, True), ("joined and packed", True, True)):
@@ -236,7 +239,8 @@ def _bare(rows: pa.Table) -> Size:
 def _compacted(data: Data, context: SplitContext) -> Size:
     """Return the size of the splits after a compaction.
 
-    The rows arrive in parts, and the splits are one per window or one for all.
+    The rows are written in 32 parts, like arriving rows. The compaction then writes one split per window, or one split
+    for all rows.
     """
     with tempfile.TemporaryDirectory() as folder:
         store, arrived = LocalStore(folder), dict[int | None, list[Add]]()
@@ -259,7 +263,7 @@ def _against(name: str, own: Size, peer: str, against: tuple[Size, float | None]
 
 
 def _written(parts: Sequence[pa.Table], *, chosen: bool) -> Size:
-    """Return the total size of the parts, each in its own file."""
+    """Return the total size of files with these rows. Each part of the rows is one file."""
     sizes = []
     for rows in parts:
         sink = pa.BufferOutputStream()

@@ -1,8 +1,8 @@
 """The time to list 100,000 events in Dagster's UI, in SQLite and PostgreSQL, before and after a purge.
 
-The queries are the queries of the UI's pages. The benchmark reads the queries from the JavaScript that the browser
-loads. The benchmark measures the wall-clock time until the schema of the webserver answers. Processor time would omit
-the database, because the database is another process.
+The benchmark sends the GraphQL queries of the UI's pages. The benchmark reads the queries from the JavaScript that the
+browser loads. The benchmark measures the wall-clock time of the webserver's GraphQL schema, from the query until the
+answer. Processor time would omit the database, because the database is another process.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _fill(instance: DagsterInstance, runs: int) -> str:
 
 
 def _of(event: EventLogEntry, run_id: str, first: int) -> EventLogEntry:
-    """Return the event as if another run had logged it. The partitions of the event begin with the number `first`."""
+    """Return the event as if another run had logged it. The partition number of the event increases by `first`."""
     from dagster import DagsterEventType
 
     found, now = event.dagster_event, time.time()
@@ -124,7 +124,7 @@ def _of(event: EventLogEntry, run_id: str, first: int) -> EventLogEntry:
 def _store(instance: DagsterInstance, events: list[EventLogEntry]) -> None:
     """Store the events of one run.
 
-    Events of assets are stored in Dagster's way, and all other events in one statement.
+    Asset events are stored one by one with Dagster's own method. All other events are stored with one SQL statement.
     """
     from dagster._core.events import ASSET_EVENTS
     from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
@@ -194,7 +194,7 @@ def _listed(instance: DagsterInstance, queries: Queries, pages: list[Page], name
 
 
 def _purged(instance: DagsterInstance, name: str) -> Iterator[Metric]:
-    """Yield the time of the purge job for runs of any age, and the number of runs that remain."""
+    """Yield the duration of a purge for runs of any age, and the number of runs that remain."""
     from pipelines.runs import purge
     from storage_core.base.clock import SystemClock
 

@@ -3,8 +3,8 @@
 The peers are delta-rs, DuckLake, and Delta Lake on Spark in a warm session. delta-rs rewrites the files. DuckLake
 writes delete files. Delta Lake uses deletion vectors. All systems have tables of the same rows in the same number of
 files. Each statement gets a new table. Queries run on our unchanged table and on tables with deleted rows. The deleted
-rows are scattered, or they are one contiguous group of rows per split. The queries take turns, and the unit is
-processor time. `python -m benchmarks.deletes --rows 1000000` uses another number of rows.
+rows are scattered, or they are one contiguous group of rows per split. The queries run in turns, and the unit of all
+metrics is processor time. `python -m benchmarks.deletes --rows 1000000` uses another number of rows.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Taken:
 
 
 def measure(*, small: bool, rows: int = ROWS) -> Iterator[Metric]:
-    """Yield the seconds of each statement, compared with the other systems.
+    """Yield the seconds of each statement, with the ratio to the seconds of delta-rs, DuckLake and Delta Lake.
 
     Also yield how much longer reads take after the delete.
     """
@@ -123,7 +123,7 @@ def _reads(root: Path, rows: pa.Table, turns: int) -> Iterator[Metric]:
 def _processor(works: Sequence[Callable[[], object]], turns: int) -> list[float]:
     """Return the median processor milliseconds per call of each function.
 
-    One turn calls all functions. The first turn does not count.
+    One turn calls all functions. The first turn only warms up the caches, so the median does not include this turn.
     """
 
     def calls(work: Callable[[], object]) -> None:

@@ -3,8 +3,8 @@
 One measurement ingests all rows at once. Another measurement ingests later versions one by one.
 
 All systems share one Spark session with Delta Lake and two cores. Before the measurement, a small table is ingested.
-The first ingest needs about four more processor seconds. In this time, Python starts in the tasks and Java compiles
-code.
+The first ingest of a session needs about four more processor seconds than later ingests. In this time, Python starts in
+the tasks and Java compiles code.
 
 Tidemark runs the complete ingest job, including its commits. For an append table, the job reads and sorts rows and
 writes splits. For a keyed table, the job routes rows to regions and writes generations. One peer is Spark. Spark reads

@@ -1,11 +1,12 @@
 """Durable appends of 1,000 rows by a region writer: the time of one append, and the rate of many threads.
 
 The measurement of an append starts when the rows are an Arrow table in memory. The measured time ends when the call
-returns and the rows are durable. The peers append the same rows to their own tables on the same disk, with default
-settings. The peers deltalake and DuckLake do not fsync their files.
+returns and the rows are durable. The peers, such as deltalake, append the same rows as Tidemark to their own tables.
+These tables are on the same disk and have default settings. The peers deltalake and DuckLake do not fsync their files.
 
-A bare write is a new file with the bytes of our log entry, followed by fsync. A write "under a name" also ensures that
-readers see only complete objects. A write "under a name" consists of write, fsync, link, and fsync of the folder.
+A bare write is a new file with the bytes of our log entry, followed by fsync. A write "under a name" first writes the
+bytes to a temporary file, and then links this file to its final name. Readers therefore see only complete objects. A
+write "under a name" consists of write, fsync, link, and fsync of the folder.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def _to_peer(own: Taken, peer: str, taken: Taken, aim: float) -> Iterator[Metric
 
 
 def _durable(root: Path, batches: Sequence[pa.Table]) -> tuple[Taken, Taken, Taken]:
-    """Measure three writes in turns: our append, the bare write, and the write that links a name.
+    """Measure three writes in turns: our append, the bare write, and the write under a name.
 
     Other load on the machine then affects all three writes equally. The peers without fsync are measured separately.
     Otherwise, our fsync would also write the unwritten data of these peers.

@@ -34,11 +34,11 @@ FIRST = 10
 ALIKE = 0.4
 """The minimum similarity of a relevant document. Similarities range from 0.2 (not at all alike) to 1."""
 WORDS = 40
-"""The number of a document's rarest words that its query contains."""
+"""The number of words in a query. A query contains the rarest words of one document."""
 
 Floats = npt.NDArray[np.float64]
 Documents = tuple[Sequence[str], Sequence[str], Floats]
-"""The judged documents, their similarities, and further documents for word frequencies."""
+"""The documents with known similarities, more documents that only supply word frequencies, and the similarities."""
 
 
 def measure(*, small: bool) -> Iterator[Metric]:

@@ -1,9 +1,10 @@
 """The cost of up-to-date indexes while a table grows, with appends, index catch-ups and some compactions.
 
 The bytes are all bytes that are written for indexes, including translations. Nothing is collected during the benchmark.
-The processor time is the time of the index catch-ups. For comparison, "rebuilding" does the same appends and
-compactions. The comparison builds every segment again after each compaction. Lance appends the same rows and runs
-`optimize_indices` after each append. Lance runs `compact_files` as often as Tidemark compacts.
+The processor time is the time of the index catch-ups. The comparison "rebuilding" runs the same appends and compactions
+as the table with index catch-ups. The comparison "rebuilding" builds every segment again after each compaction. Lance
+appends the same rows and runs `optimize_indices` after each append. Lance runs `compact_files` as often as Tidemark
+compacts.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ INDEXES = [
 def measure(*, small: bool) -> Iterator[Metric]:
     """Yield bytes and processor seconds per million rows.
 
-    Also yield the number of segments that a search at the end opens.
+    Also yield the number of segments that a search opens after the last append.
     """
     size = SMALL if small else FULL
     appends, rows, _ = size
@@ -131,7 +132,7 @@ def _against_lance(root: Path, label: str, kept: _Grown, size: Size, *, make: bo
 
 
 def rows_of(seed: int, count: int) -> pa.Table:
-    """Return lines with twelve words each, and with several levels."""
+    """Return rows with a time, a line of twelve words, and one of four log levels."""
     random = np.random.default_rng(seed)
     lines = [" ".join(words) for words in random.choice(WORDS, (count, 12)).tolist()]
     levels = random.choice(["debug", "info", "warning", "error"], count).tolist()

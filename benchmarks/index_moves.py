@@ -1,7 +1,7 @@
-"""The cost of indexes when rows only move, in a compaction of a fully indexed table and in a merge.
+"""The cost of indexes when a compaction of a fully indexed table, or a merge, only moves rows.
 
 The benchmark fails if a compaction or merge indexes a row again, moves a watermark back or changes an answer. For
-indexes, a compaction and a merge write only the new positions of rows. The benchmark compares the size of these
+indexes, a compaction and a merge write only the new positions of rows. The benchmark compares the size of the new
 positions to the size of the segments.
 """
 

@@ -2,7 +2,7 @@
 
 - Cold: the job starts its own Spark. The first job also creates files on disk, and later jobs use these files.
 - Warm: the job uses the Spark that `tidemark spark up` started.
-- Through a Connect server: the job uses the Spark at a given address.
+- Through a Connect server: the job uses the Spark Connect server at a given address.
 - In the process of the job, without Spark.
 
 Each job compacts a copy of the same table. Ratios compare measurements of the same run of the benchmark. The last lines

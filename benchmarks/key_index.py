@@ -1,8 +1,8 @@
 """The gain from a primary-key index. `get` and a merge of a few changes run with and without the index.
 
-Keys are random, and rows are ordered by time. A key therefore prunes neither splits nor row groups. Requests and bytes
-are measured for a table on remote storage. Milliseconds are measured for a table on a local disk. No data is cached
-between calls.
+Keys are random, and rows are ordered by time. The rows of one key can be at any time. A condition on the key therefore
+excludes no split and no row group. Requests and bytes are measured for a table on remote storage. Milliseconds are
+measured for a table on a local disk. No data is cached between calls.
 """
 
 from __future__ import annotations

@@ -8,12 +8,12 @@ The table has windows of a day. Each system reads the same files and commits onc
   Delta.
 - Tidemark runs in a new process with its own Spark. The peer is a new process of plain Spark.
 
-The peers write Delta tables partitioned by day. The dirty input has one percent of bad lines. The peers skip bad lines.
-Tidemark puts each bad line into the quarantine, with the reason. The systems run in turns. For the smaller input, a
-value is the median of three runs. Runs with the larger input and runs in new processes are done once. On Spark, the
-larger input is NDJSON. New processes read the smaller NDJSON input without bad lines. Other programs may load the
-machine, so the benchmark sets targets only for ratios of processor time. Processor time includes the processes that a
-system starts.
+The peers write Delta tables partitioned by day. The dirty input has one percent of bad lines. The peers, DuckDB with
+delta-rs and plain Spark, skip bad lines. Tidemark puts each bad line into the quarantine, with the reason. The systems
+run in turns. For the smaller input, a value is the median of three runs. The runs with the larger input, and the runs
+in new processes, are measured only once. On Spark, the larger input is NDJSON. New processes read the smaller NDJSON
+input without bad lines. Other programs may load the machine, so the benchmark sets targets only for ratios of processor
+time. The processor time of a system includes the time of all processes that this system starts.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ class _Warm:
             os.environ[warm.SERVER] = self._before
 
     def ingest(self, given: Input, folder: Path) -> JobReport:
-        """Ingest the input on the warm Spark."""
+        """Ingest the input in the Spark session that was already started."""
         return run(_options(given, folder), self._spark)
 
 
@@ -269,7 +269,7 @@ def _run(*words: str, server: str | None = None) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment without the variables that a session on a warm Spark sets."""
+    """Return the environment without the variables that a session on a running Spark server sets."""
     return {name: value for name, value in os.environ.items() if not name.startswith("SPARK_")}
 
 

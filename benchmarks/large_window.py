@@ -48,7 +48,7 @@ FROM (
 )
 GROUP BY filename ORDER BY first, last
 """
-"""Each file's first and last key as numbers, ordered by series and then by time, with the latest time first."""
+"""The first and the last key of each file, as numbers. The numbers sort by series, then by descending time."""
 
 
 class Watched(Spark):

@@ -2,8 +2,8 @@
 
 Every system has a log of the same files with the same statistics. Each log is opened from its own newest checkpoint.
 Each system has its own process, in which the libraries are already imported. The measurement "open" ends when the
-system can plan a query. The measurement "look at all" ends when memory contains all files as columns, including
-statistics.
+system can plan a query. The measurement "look at all" ends when the entries of all files, with their statistics, are in
+memory as columns.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _maps(values: dict[str, pa.Array], count: int) -> pa.MapArray:
 
 
 def _write_ours(root: Path, files: int, config: TableConfig) -> float:
-    """Create a table with a checkpoint of this number of files at the first version.
+    """Create a table whose checkpoint contains `files` files.
 
     Return the seconds that writing the checkpoint took.
     """
@@ -155,8 +155,8 @@ def _write_ours(root: Path, files: int, config: TableConfig) -> float:
     created = log.create(metadata)
     head = log.commit(created, _new_adds(0, 1), operation="APPEND").snapshot
     listed = _listed(head, [_files(at, min(CHUNK, files - at), 1) for at in range(0, files, CHUNK)])
-    # This code does not use the log. The log checks stored objects. This check would fail, because these files were
-    # never committed individually.
+    # This code does not write the checkpoint with the log. The log would compare the checkpoint with stored objects.
+    # The comparison would fail, because the files were never committed individually.
     full = replace(head, splits=LiveFiles(listed))
     return seconds(lambda: write_checkpoint(log.store, full, log.ids.uuid, compact=True))
 

@@ -1,8 +1,9 @@
 """Searches of 200,000 lines of an access log, each with a different question, compared to tantivy with stored lines.
 
-The log has 10,000 real lines. Each copy of the log is four days later, so many lines have equal scores, as in other
-logs. A question is drawn by the frequency of its words, and no question is asked twice. Tidemark and tantivy return the
-text of ten lines, and their scores must be equal. The index of tantivy is in memory, and the table is on a local disk.
+The log has 10,000 real lines. Each copy of the 10,000 lines has times that are four days later than in the copy before.
+Many lines therefore have equal scores, as in any log with repeated lines. Each question is a random choice of words,
+where frequent words are chosen more often. No question is asked twice. Tidemark and tantivy return the text of ten
+lines, and their scores must be equal. The index of tantivy is in memory, and the table is on a local disk.
 """
 
 from __future__ import annotations

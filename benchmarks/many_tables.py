@@ -88,7 +88,7 @@ def _ticked(name: str, upkeep: PendingWorkFinder, tick: Callable[[], int]) -> It
 def _checked(tables: Sequence[TableDeclaration], history: Path) -> Iterator[Metric]:
     """Yield the number of ticks that a check of all tables needs.
 
-    Also yield the time of a tick after all tables have changed.
+    Also yield the time of a schedule's tick if all tables have changed before this tick.
     """
     from dagster import DagsterInstance, build_schedule_context
 

@@ -2,8 +2,8 @@
 
 All strategies produce the same order of rows. `compaction_questions` measures the speed of each strategy.
 
-Compaction sorts packed keys (decision 0016). This module keeps the other strategies so that the measurement can be
-repeated.
+Compaction sorts packed keys (decision 0016). This module keeps the sort strategies that compaction does not use, so
+that `compaction_questions` can measure all strategies again.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ existing keys, and half have new keys, in random order.
 Tidemark is measured in two ways, and both measurements include commits. The first measurement covers the distribute job
 and then the merge job. The input of the distribute job is closed segments of a raw log. Each job runs until it has no
 more work. The second measurement covers only the merge job. The input of the merge job is ten generations of rows that
-a writer has flushed. For the peers, one `MERGE` is measured. The input of a `MERGE` is a Parquet file, or an Arrow
-table without Spark. Tidemark's input is less prepared, because a raw log contains the records in the form in which
-producers sent them.
+a writer has flushed. For each other system, the benchmark measures one `MERGE` of all upserts. In Spark, the input of a
+`MERGE` is a Parquet file. Outside Spark, the input is an Arrow table. Tidemark's first measurement needs more work per
+record than a `MERGE`, because a raw log contains the records in the form in which producers sent them.
 """
 
 from __future__ import annotations

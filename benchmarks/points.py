@@ -27,7 +27,7 @@ MOST_BYTES = 2**32
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The input of every system: the splits under `root`, both as files and as a Tidemark operation in JSON."""
+    """The input of every system: the split files under `root`, and a Tidemark compaction of these splits as JSON."""
 
     root: Path
     files: tuple[str, ...]
@@ -43,10 +43,10 @@ def config(sort_schema: str = SORT_SCHEMA) -> TableConfig:
 def points(number: int, rows: int, width: int, *, null_hosts: float = 0.0) -> pa.Table:
     """Return points of 40 metrics on 200 hosts, ordered by time.
 
-    The points cover 15 minutes. `number` is the number of this quarter of an hour in the table.
+    The points cover 15 minutes. `number` is the position of these 15 minutes in the table, counted from 0.
 
-    Four columns contain the metric, the host, the time and the region. The other columns alternate between measurements
-    and counters.
+    Four columns contain the metric, the host, the time and the region. In the remaining columns, columns of
+    measurements and columns of counters alternate.
     """
     chance = np.random.default_rng(number)
     seen = (number * 900 + np.sort(chance.random(rows)) * 900) * 1e6
@@ -67,7 +67,7 @@ def points(number: int, rows: int, width: int, *, null_hosts: float = 0.0) -> pa
 
 
 def context(schema: pa.Schema, *, sort_schema: str = SORT_SCHEMA, target_bytes: int = MOST_BYTES) -> SplitContext:
-    """Return the context of a table of points with splits of about `target_bytes`."""
+    """Return a split context for a table of points. New splits have about `target_bytes`."""
     order = bind(config(sort_schema), schema)
     return SplitContext(
         table_id="points", schema=schema, order=order, time_column="observed", target_bytes=target_bytes

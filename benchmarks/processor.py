@@ -1,6 +1,7 @@
 """Processor seconds, which measure the cost of work for any number of threads and processes.
 
-Every ratio "per core" uses processor seconds. Work that takes half the time on two cores is not cheaper.
+Every ratio "per core" uses processor seconds. If two cores do the same work in half the time, the cost of the work is
+the same.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ _SET_CHILD_SUBREAPER = 36
 """The number of an option of the system call `prctl`."""
 
 _PARENT, _FIRST_TIME, _AFTER_TIMES = 1, 11, 15
-"""The positions of fields in `/proc/<pid>/stat`. The count starts after the name of the program.
+"""The positions of fields in `/proc/<pid>/stat`. Position 0 is the field after the program name.
 
-The fields contain the parent process and four time values. The last position belongs to the field after the time
-values. The time values are user time and system time, first of the process, then of its children.
+The fields contain the parent process and four time values. `_AFTER_TIMES` is the position of the field after the last
+time value. The time values are user time and system time, first of the process, then of its children.
 """
 
 
 def processor_seconds(work: Callable[[], object]) -> float:
     """Return the user and system seconds of one call in this process and all descendants, even ended ones.
 
-    Some processes, such as Spark's JVM, still run when the work ends. Processes that still run are counted only on
-    Linux, in hundredths of a second.
+    Some processes, such as Spark's JVM, still run when the work ends. The time of a process that still runs is counted
+    only on Linux. Linux reports this time in hundredths of a second.
     """
     before = _cost()
     work()
@@ -37,7 +38,7 @@ def processor_seconds(work: Callable[[], object]) -> float:
 def adopt_orphans() -> None:
     """On Linux, adopt descendants, such as Spark's JVM, when their own parent ends.
 
-    Without this adoption, the time of a descendant whose parent has ended would not be counted.
+    Without the adoption of orphans, the measured time would not include a descendant whose parent has ended.
     """
     if _PROC.is_dir():
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

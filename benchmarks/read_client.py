@@ -5,9 +5,9 @@
   clients.
 - "20 ms later": the same S3 server, with a proxy that delays each request.
 
-Each client has one connection pool and does not retry requests. The benchmark copies the bytes of obstore, because our
-client also copies its bytes. Separate processes measure the cost of a whole program that reads one object, including
-imports.
+Each client has one connection pool and does not retry requests. The benchmark also copies the bytes that obstore
+returns, because our client always copies the bytes that it returns. Separate processes measure the cost of a whole
+program that reads one object, including imports.
 """
 
 from __future__ import annotations

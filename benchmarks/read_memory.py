@@ -1,8 +1,8 @@
 """The memory of reads from remote storage: a scan, a filtered scan of unmerged rows, and a `group by`.
 
-The table consists of copies of one split. Only the first copy is on disk. The store creates the other copies during
-reads. The store has no local paths, so the table is read like a table in a bucket. Each read has its own process. The
-metric is the peak memory of the read's process and of its query process.
+The table consists of copies of one split. Only the first copy is on disk. The store creates the bytes of all further
+copies during reads. The store has no local paths, so the table is read like a table in a bucket. Each read has its own
+process. The metric is the peak memory of the read's process and of its query process.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ READS: Final[dict[str, Callable[[Table], int]]] = {"scan": _scanned, "latest": _
 
 
 def rows_of(count: int, *, is_dense: bool) -> pa.Table:
-    """Return rows of about 100 bytes each. If the rows are not dense, their encoded form has almost no bytes."""
+    """Return rows of about 100 bytes each. If `is_dense` is false, repeated values make the encoded rows small."""
     random = np.random.default_rng(1)
     keys = np.arange(count)
     values = random.integers(0, 2**62, count) if is_dense else keys // 1000

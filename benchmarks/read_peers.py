@@ -1,4 +1,4 @@
-"""Peers for reads: table formats and indexes with their own logs, over the same files or rows.
+"""The systems that Tidemark's reads are compared with: table formats and indexes that read the same files or rows.
 
 DuckLake and Lance run in their own processes during the same run.
 """
@@ -43,7 +43,7 @@ def ducklake_queries(
 
 
 def lance_requests(name: str, ours_ms: float, rows: pa.Table, requests: Sequence[int | str], *, make: bool) -> Metric:
-    """Return Lance's times for lookups in the first column. A lookup finds one key's row, or ten rows with a text."""
+    """Return Lance's times for lookups in the first column. A lookup is for one key, or for ten rows with one text."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.parquet"
         pq.write_table(rows, path)

@@ -26,7 +26,7 @@ from urllib.parse import parse_qs, urlsplit
 
 DELAY_S = 0.02
 COUNTS = "COUNTS"
-"""A request with this method returns the counts. The slow server answers this request itself.
+"""A request with this method returns the counts. The slow server answers without the S3 server.
 
 The answer contains the requests, round trips and bytes since the last request for the counts. A round trip begins with
 a request that arrives while no other request is active.
@@ -62,12 +62,12 @@ class Place:
 
     @property
     def uri(self) -> str:
-        """The location for our client."""
+        """The URI of the table for Tidemark's client."""
         return f"s3://{self.bucket}/{self.name}?endpoint={self.endpoint}&region={REGION}&path_style=true"
 
 
 class S3Servers(NamedTuple):
-    """A bucket of the tests' S3 server, the endpoint of this server, and the endpoint of its slow server."""
+    """A bucket of the tests' S3 server, the server's endpoint, and the endpoint of the slow server before it."""
 
     bucket: str
     endpoint: str
@@ -96,7 +96,7 @@ def serving(kind: str, port: str = "") -> Iterator[str]:
 
 
 class _Memory(asyncio.Protocol):
-    """Answers a GET with a range of the only object. Without a range, the answer is the object's first bytes."""
+    """Answers a GET with a range of the same fixed object. Without a range, the answer is the object's first bytes."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)

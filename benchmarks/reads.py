@@ -2,9 +2,9 @@
 
 The engines run in turns. There are three tables on a local disk: flights by day (365 splits), the same flights in one
 split, and 60 columns in one split. DuckDB and Polars read the files of the splits directly, without a log and without
-verification. delta-rs (with its DataFusion) and DuckLake read the files as their own tables. "First" is the first query
-of a table that was just opened. "Warm" is the median of the following queries. `benchmarks.searches` measures searches,
-and `benchmarks.unmerged` measures lookups.
+verification. delta-rs (with its DataFusion) and DuckLake read the same files, which are registered as a Delta table and
+as a DuckLake table. "First" is the first query of a table that was just opened. "Warm" is the median of the following
+queries. `benchmarks.searches` measures searches, and `benchmarks.unmerged` measures lookups.
 """
 
 from __future__ import annotations

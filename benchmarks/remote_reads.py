@@ -32,9 +32,10 @@ from examples import datasets
 
 COMMITS = 10
 COLD_AIM, WARM_AIM = 1 / 1.5, 1 / 0.2
-"""Limits for our reader, relative to DataFusion's time.
+"""The target ratios of DataFusion's time to the time of Tidemark's reader.
 
-The limit is 1.5 times DataFusion's time with empty caches, and 0.2 times DataFusion's time after that.
+The target for Tidemark is at most 1.5 times DataFusion's time with empty caches, and at most 0.2 times with filled
+caches.
 """
 
 
@@ -87,7 +88,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 
 class _Written:
-    """A table that gets further commits. These commits do not go through the slow server."""
+    """A table that gets more commits between the measured reads. These commits do not go through the slow server."""
 
     def __init__(self, place: Place, rows: pa.Table, time_column: str | None = None) -> None:
         daily = time_column is not None

@@ -305,7 +305,7 @@ _PEERS: Final[Mapping[str, str]] = {
     "the better of words and vector": "the better of text and vector search",
     "writing all of it": "writing a whole checkpoint",
 }
-"""The peers whose names in the metrics need more words on the page."""
+"""The longer names on the page of some peers. The keys are the names of the peers in the metrics."""
 
 
 @cache

@@ -1,7 +1,7 @@
 """The cost of a search for ten rows in 200,000 and 5,000,000 lines, compared to tantivy alone and to Lance.
 
-Tantivy has the same lines in memory. Tantivy returns addresses and not rows. Lance returns rows. In Lance, a query of
-several words matches rows with any of these words.
+Tantivy searches an index of the same lines in memory, without a table. Tantivy returns addresses and not rows. Lance
+returns rows. In Lance, a query of several words matches rows with any of these words.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ The time orders lines with equal scores.
 """
 WORDS = ("tide", "ebb", "flood", *(f"word{each}" for each in range(500)))
 QUERIES: Mapping[str, str | None] = {"tide": "tide", "tide AND ebb": None, "tide OR flood": "tide flood"}
-"""Our queries, each with the query of Lance for the same rows."""
+"""The queries for Tidemark. The value of each query is the query with which Lance finds the same rows."""
 MICROSECONDS = 432_000
 """The time between two lines in microseconds. One day therefore has 200,000 lines."""
 _AT_ONCE = 200_000
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield milliseconds of searches."""
+    """Yield the milliseconds that each search takes."""
     for rows, is_timed, aim_ms in ((5_000, False, 5.0), (5_000, True, 5.0)) if small else CASES:
         with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder:
             yield from _searches(Path(folder), rows, aim_ms, is_timed=is_timed, small=small)

@@ -2,8 +2,8 @@
 
 All systems write zstd level 3. Tidemark writes a split. A split has pages of 1,024 rows with an index and checksums. A
 split also has statistics and row keys. Tidemark also checks MC-1 to MC-4. The copy writes each file unchanged. The copy
-has the settings of a split, but Arrow's own encodings. The other systems use their default settings. The other systems
-sort by the same key as Tidemark, with nulls last.
+has the settings of a split, but Arrow's own encodings. The systems other than Tidemark and the copy use their default
+settings. These systems sort by the same key as Tidemark, with nulls last.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def duckdb_sort(given: Given, folder: Path) -> None:
 
 def polars_sort(given: Given, folder: Path) -> None:
     """Sort all rows with Polars' streaming engine."""
-    import polars as pl  # import it after the number of threads is set
+    import polars as pl  # import Polars only after the number of threads is set
 
     rows = pl.scan_parquet(list(given.files)).sort(KEY, descending=[False, False, True], nulls_last=True)
     rows.sink_parquet(folder / "sorted.parquet", compression_level=ZSTD_LEVEL, engine="streaming")

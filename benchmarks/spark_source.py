@@ -1,9 +1,9 @@
 """Reads with our Spark data source, compared to Spark's own Parquet reader over the same files.
 
 Tidemark's data source and Spark's reader get the files of one local table, the columns of a query, and the same
-aggregates. Each query loads a new data frame. Whole reads use large splits, as compaction creates them. The start of a
-read is measured separately, because it does not depend on the number of rows. One query selects one hour of a table
-with many hours, so pruning makes it faster.
+aggregates. Each query loads a new data frame. The measurements of reads of a whole table use splits of the size that
+compaction creates. The start of a read is measured separately, because it does not depend on the number of rows. One
+query selects one hour of a table with many hours, so pruning makes it faster.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _compared(
 
 
 def _beyond(start: Metric, whole: Metric) -> Metric:
-    """Return the time that the rows need, which is the time of a whole read minus the time of its start."""
+    """Return the duration of a whole read minus the duration of the read's start."""
     own = max(whole.value - start.value, 0.001)
     peer = max(whole.value * (whole.ratio or 0) - start.value * (start.ratio or 0), 0.001)
     return Metric(name=f"{whole.name}, beyond its start", value=own, unit="ms", against=PEER, ratio=peer / own)

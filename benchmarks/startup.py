@@ -1,7 +1,8 @@
 """The start time of the library and of commands, on a small table with a checkpoint, compared to bare Python.
 
 Each program is a separate process. The programs run in turns, and a metric is the median of a program's runs. The first
-turn may compile modules and fill caches, so it does not count. The processor seconds include the threads of libraries.
+run of a program may compile modules and fill caches, so the first turn of all programs does not count. The processor
+seconds include the threads of libraries.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Lookups of keys in a million keys, with zero and ten unmerged generations, and the replay of a log.
 
 Each lookup opens the table's view again, in the same way as `Table.get`. "Again" is a second lookup of the same key.
-The second lookup uses data that the first lookup cached. A replay is the start of a new writer in its own process. A
-replay lasts from the call until the writer accepts rows. The memory of a replay is the peak growth of this process.
+The second lookup uses data that the first lookup cached. A replay is the time in which a new writer, in a new process,
+reads the existing log. A replay lasts from the call of the writer until the writer accepts rows. The memory of a replay
+is the peak growth of the new process.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _RETRY_SECONDS = 5.0
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the memory of tasks, the job's seconds, and the covered rows after the kill and at the end."""
+    """Yield the peak memory of the tasks, the duration of the job, and how many splits the index covers."""
     rows, dimensions = (4_000, 32) if small else (1_000_000, 256)
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder:
         uri = str(Path(folder) / "table")

@@ -48,7 +48,7 @@ FILTERS: Mapping[str, str] = {
     "0.1 %": "share < 1",
     "10 % on one side": "side < 100",
 }
-"""The rows of the last filter are far from most queries.
+"""The last filter matches rows whose embeddings are far from most query embeddings.
 
 The last filter selects the rows whose embeddings have the smallest components in one fixed direction.
 """
@@ -91,7 +91,7 @@ class Given:
         return found
 
     def recall(self, found: Sequence[Sequence[int]], wanted: str = "") -> float:
-        """Return the share of the nearest matching rows that the first queries found. Ties count as found."""
+        """Return the share of the nearest matching rows that `found` contains. Rows at equal distance count too."""
         away = self.distances[: len(found)]
         if wanted:
             column, bound = wanted.split(" < ")
@@ -300,7 +300,7 @@ def _copy(source: str, target: str) -> None:
 
 
 def _of_segments(uri: str, paths: set[str], query: Floats) -> dict[str, float]:
-    """Return the requests, round trips and MiB of a cold search. Only reads of segments count."""
+    """Return the requests, round trips and MiB of a cold search. Only reads of index segments are included."""
     store = WavesStore(open_store(uri))
     metered = MeteredStore(store)
     log = TransactionLog(metered, clock=SystemClock(), ids=SystemIds())

@@ -1,7 +1,7 @@
 """The memory of a region writer, compared to the limits in its options. The callers are faster than the store.
 
 Sixteen threads append without pauses in a separate process. A put into the store takes 20 ms. "Held" is the peak memory
-of Arrow, including the batches that the callers hold. The process grows by more than the Arrow memory. A flush needs
+of Arrow, including the batches that the callers hold. The process uses more memory than Arrow reports. A flush needs
 memory, and the memory allocators of many threads keep memory.
 """
 
@@ -77,7 +77,7 @@ def _grown_mib(folder: str, megabytes: int) -> tuple[float, float, float]:
             try:
                 writer.put(rows)
             except Overloaded:
-                continue  # a real caller also tries again later
+                continue  # a real caller would also call `put` again after `Overloaded`, but later
             given[thread] += rows.nbytes
             number += _THREADS
 

@@ -181,7 +181,7 @@ def run_planes(pipeline: Pipeline, narrator: Narrator) -> Table:
 
 
 def run_departures(pipeline: Pipeline, narrator: Narrator) -> None:
-    """Let two processes write to two stores. Remove one store during this time.
+    """Let two processes write to two stores. Remove one store while the processes write.
 
     Distribute the rows, and compare the table with the acknowledged rows.
     """

@@ -35,7 +35,7 @@ def acknowledged_file(airport: str) -> Path:
 
 
 def departures(airport: str) -> pa.Table:
-    """Return the rows that the airport sends. The rows have the columns of `tables/departures.yaml`."""
+    """Return the rows that a producer writes for an airport. The rows have the columns of `tables/departures.yaml`."""
     found = flights()
     found = found.filter(pc.equal(found.column("origin"), airport)).slice(0, ROWS)
     ids = pa.array([f"{airport}-{number:04}" for number in range(found.num_rows)])

@@ -9,7 +9,7 @@ The options of the step define the arguments. Exit codes:
 - 4: corrupt data.
 - 5: the store or the outcome is unavailable.
 - 6: fenced. Stop.
-- 130: stopped by a signal. Run the job again for the rest.
+- 130: stopped by a signal. Run the job again to do the remaining work.
 """
 
 from __future__ import annotations

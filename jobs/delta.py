@@ -137,7 +137,7 @@ class DeltaIngest:
         return self.job.executor
 
     def plan(self) -> JobReport:
-        """Return the work that the next run would do. Cost: one GET per version of the first group."""
+        """Return the work that the next run would do. Cost: one GET per version of the table in the first group."""
         log, group = self._look(frozenset())
         details: dict[str, object] = {"landing": self.spec.uri}
         if group is None:
@@ -410,7 +410,8 @@ def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 def _repeated(rows: pa.Table, counts: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Table:
     """Return each row several times.
 
-    The count of the row is the number of copies. Rows with a count of 0 or less are dropped.
+    The function returns each row as many times as the row's number in `counts`. The function drops a row if the row's
+    number is 0 or less.
     """
     return rows.take(pa.array(np.repeat(np.arange(rows.num_rows), np.maximum(counts, 0))))
 

@@ -152,7 +152,7 @@ class _Found:
     unread: Mapping[Unread, list[str]] = field(default_factory=lambda: {"gone": [], "changed": []})
 
     def record(self, snapshot: Snapshot) -> list[Action]:
-        """Return the record of the listing. Return no record if the snapshot contains this record or a newer record."""
+        """Return the action that records the last listing, unless the snapshot has this or a newer record."""
         is_new = self.listed is not None and snapshot.txns.get(self.listed.appId, -1) < self.listed.version
         return [self.listed] if self.listed is not None and is_new else []
 
@@ -195,7 +195,7 @@ def _nothing(job: JobRun[Ingest], spec: LandingSpec, found: _Found) -> JobReport
     """Record the listing if the run listed the location."""
     details = _about(spec, found.landed)
     if record := found.record(job.before):
-        with suppress(CommitConflict):  # another run will list again
+        with suppress(CommitConflict):  # the next run will list the location again
             return job.commit(record, operation="INGEST", metrics=NO_METRICS, details=details)
     return job.report("nothing_to_do", details=details)
 
@@ -299,7 +299,8 @@ def _plan_of_new_table(declaration: TableDeclaration, job: JobRun[Ingest]) -> Jo
 def _windows(wanted: WindowRange, window_seconds: int | None) -> set[int | None] | None:
     """Return the window starts of a range, or None for all windows.
 
-    The start None means rows without a window. The windows of a file are known only after the file was read.
+    The value None in the set means rows that have no window. The windows of a file are known only after the file was
+    read.
     """
     wanted.require_fits(window_seconds)
     if wanted == EVERY_WINDOW:
@@ -395,7 +396,7 @@ def due_ingest(inputs: TableInputs) -> DueRun | PlannedRun | None:
 
 
 def _due_announced(spec: LandingSpec, snapshot: Snapshot | None, now_ms: int) -> DueRun | PlannedRun:
-    """Return the run that a landing location with a queue needs. Cost: at most one request to the queue."""
+    """Return the run that is due for a landing location with a queue. Cost: at most one request to the queue."""
     from storage_core.write.ingest.announcements import Queue
 
     in_ms = 0 if snapshot is None else until_listing_ms(snapshot.txns, spec, now_ms)

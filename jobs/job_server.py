@@ -60,7 +60,7 @@ class Answers(logging.Handler):
 
 @interrupt_on_first_signal()
 def serve(requests: TextIO, answers: Answers, idle_seconds: float) -> int:
-    """Run the jobs that arrive as lines. Stop if no job arrives for `idle_seconds`, or if the input ends. Return 0.
+    """Run one job per line of the input. Stop if no job arrives for `idle_seconds`, or if the input ends. Return 0.
 
     The process also ends after a signal stops a job, or if a job may have made Spark unusable. The next job then needs
     a new process. Any other `TidemarkError` ends only the job that raised it.

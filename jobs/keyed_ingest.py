@@ -2,10 +2,10 @@
 
 Each round has one commit and one generation per region.
 
-The records of a round reach the regions before the log gets the progress of the files. A run may therefore end at any
-time. The next run reads the files of the unfinished round again. Each region takes only the files that it does not have
-(`storage_core.write.ingest.landed_regions`). When a run claims a region, the previous writer of this region can no
-longer write.
+In each round, the run writes the records to the regions first, and then commits the progress of the files to the log. A
+run may therefore end at any time. The next run reads the files of the unfinished round again. Each region takes only
+the files that it does not have (`storage_core.write.ingest.landed_regions`). When a run claims a region, the previous
+writer of this region can no longer write.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from storage_core.write.ingest.progress import file_app
 ROUND_FILES: Final = 1_000
 """The maximum number of files in a round.
 
-The manifest of a region contains the names of the files of the last round.
+The manifest of a region contains the names of the files of the round that last wrote to this region.
 """
 
 ROUND_BYTES: Final = 256 * 2**20

@@ -83,8 +83,8 @@ def parent_environment() -> dict[str, str]:
 def end_with_parent(environment: Mapping[str, str]) -> Iterator[None]:
     """Send SIGTERM to this process if the process in `environment` ends during the block.
 
-    Without the variable, the block has no effect. Call this function in the main thread, because only this thread
-    receives signals.
+    If `environment` does not contain the parent process, this context manager does nothing. Call this function in the
+    main thread, because only this thread receives signals.
     """
     if not (parent := environment.get(PARENT)):
         yield

@@ -27,8 +27,8 @@ from storage_core.data.rows.window_range import parse_window
 from storage_core.data.settings.setting import parse_duration
 
 STEPS = ("ingested", "compacted")
-# The instance contains every event, and `ChunkDone` contains the failures. Dagster's console log would make the events
-# and failures hard to find.
+# Dagster's instance stores every event of a run, and `ChunkDone` contains the failures of the run. Dagster's console
+# log would make the events and failures hard to find.
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 

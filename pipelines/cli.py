@@ -219,7 +219,7 @@ _STOPPED = (
 )
 
 _ELSEWHERE: Final = frozenset({"ingest", "distribute", "catch-up", "merge-segments"})
-"""The commands of steps that are not under the heading Maintenance."""
+"""The commands that run a maintenance step but are in another group of the help than Maintenance."""
 
 _GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Data": {
@@ -336,7 +336,7 @@ def _start(
     """Searchable tables on object storage: create, fill, query and maintain them."""
     level = logging.INFO if verbose else logging.WARNING
     log_to_stderr(level)
-    # Pandas is hidden for the whole process, because Arrow does not repeat a failed import.
+    # Pandas cannot be imported in the whole process, because Arrow does not repeat a failed import of pandas.
     if context.invoked_subcommand in _WITHOUT_PANDAS and context.obj:
         context.with_resource(without_pandas())
     if version:

@@ -243,8 +243,8 @@ def _read(tree: ComponentTree, _tracker: object) -> _Project:
 
     The result is cached, because finding the components takes as long as loading them.
 
-    Two tree objects of the same folder always compare as equal. The cache key therefore also contains the state of the
-    tree.
+    Two tree objects of the same folder always compare as equal. The key of the cache therefore also contains the state
+    of the component tree.
     """
     return _Project(tree.get_all_components(of_type=TableComponent), tree.get_all_components(of_type=RawLogComponent))
 

@@ -28,7 +28,8 @@ def schema_text() -> str:
 def with_templates(schema: JsonSchemaValue) -> JsonSchemaValue:
     """Return a schema that also accepts a scalar where another type is required, but rejects unknown fields.
 
-    The result contains no references. The result can therefore be a part of another schema that has no definitions.
+    The result contains no references. Another schema can therefore include the result without any definitions for
+    references.
     """
     found: JsonSchemaValue = _opened(schema, schema.get("$defs", {}))["anyOf"][0]
     return {**{each: schema[each] for each in _SAID if each in schema}, **found}

@@ -1,7 +1,8 @@
 """Dagster definitions that do not belong to a single table.
 
 The definitions are the purge of old runs, the sensor for dead runs, and the assets `report/written` and
-`catalog/refreshed`. The schedule of a raw log also uses this module to check whether a distribution has work.
+`catalog/refreshed`. The schedule of a raw log also calls this module to check whether the raw log has rows to
+distribute.
 """
 
 # This module omits `from __future__ import annotations`, because Dagster rejects a context with a text annotation.
@@ -232,7 +233,7 @@ def distribution_reason(raw_log: DeclaredRawLog, instance: DagsterInstance) -> s
     """Return the reason for a distribution, or a `SkipReason`. The function reads only listings and offsets.
 
     If no chunk waits, a run may still be needed to update the check `nothing_is_missing`. The run is needed if the gaps
-    in the check differ from the gaps in the stores.
+    that the check reported differ from the current gaps in the stores.
     """
     with Spark() as spark:  # a dry run has no work for Spark, so Spark does not start
         planned = run(raw_log.options(Distribute, dry_run=True), spark)

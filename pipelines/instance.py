@@ -82,11 +82,12 @@ def home(root: Path | None = None, environment: Mapping[str, str] = os.environ) 
     """Return the folder of the instance. Create the folder if it is missing. Idempotent.
 
     The folder is `DAGSTER_HOME`, or otherwise `.dagster/` in the root. In `.dagster/`, the settings file is a link to
-    the settings of the package. If the user has a settings file there, this file stays. If the history is in a
-    database, the function writes a settings file instead of the link. The function also writes a settings file for a
-    terminal log level other than INFO. In `DAGSTER_HOME`, the function writes a settings file only for a database. If
-    the history moves from files to a database, this function logs a warning. The function never moves a history from a
-    database to files. Otherwise, a process without the variable would change the settings of all other processes.
+    the settings of the package. If `.dagster/` contains a settings file of the user, the function keeps this file. If
+    the history is in a database, the function writes a settings file instead of the link. The function also writes a
+    settings file for a terminal log level other than INFO. In `DAGSTER_HOME`, the function writes a settings file only
+    for a database. If the history moves from files to a database, this function logs a warning. The function never
+    moves a history from a database to files. Otherwise, a process without the variable would change the settings of all
+    other processes.
 
     Args:
         root: The folder that contains `tables/`.
@@ -126,7 +127,7 @@ def _is_ours(settings: Path) -> bool:
 
 
 def _text(level: str, *, in_postgres: bool) -> str:
-    """Return the settings of the package with this log level and, if requested, with a history in PostgreSQL."""
+    """Return the package's settings, with the given log level and optionally a history in PostgreSQL."""
     text = SETTINGS.read_text(encoding="utf-8").replace(f"python_log_level: {_LEVEL}", f"python_log_level: {level}")
     return f"{_OURS}.\n{text}" + (_IN_POSTGRES if in_postgres else "")
 

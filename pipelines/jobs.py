@@ -69,9 +69,9 @@ def build_jobs(
 ) -> list[Job]:
     """Return one job for each step that a table or raw log has, and the jobs `backfill` and `check`.
 
-    A table with `backfill_job` also gets the job `<table>_backfill`. Dagster's backfill command needs this job. This
-    command can run only all assets of a job, not a selection. The compaction also audits the splits that it wrote. Only
-    `check` reads every file of a table. All job names begin with `prefix`.
+    A table with `backfill_job` also gets the job `<table>_backfill`. Dagster's backfill command needs this job.
+    Dagster's backfill command always runs all assets of a job, because the command cannot select assets. The compaction
+    also audits the splits that it wrote. Only `check` reads every file of a table. All job names begin with `prefix`.
     """
     jobs: list[Job] = [
         StepJob(name=name, selection=AssetSelection.assets(*keys))

@@ -132,7 +132,7 @@ def _is_over(instance: DagsterInstance, step: str | None, assets: Sequence[Asset
 def _is_nothing_left(instance: DagsterInstance, run: DagsterRun, at: float) -> bool:
     """Return whether a failed run materialized all its assets. No step of this run failed.
 
-    If the run contains only checks, return whether the checks ran again later.
+    If the run contains only asset checks, return whether all these checks ran again after the run.
     """
     from pipelines.runs import assets_of
 
@@ -149,7 +149,7 @@ def _is_checked_since(instance: DagsterInstance, key: AssetKey, at: float) -> bo
     known = instance.event_log_storage.get_latest_asset_check_execution_by_key(checks).values()
     events = [
         each.event for each in known if each.event is not None
-    ]  # for a waiting check, a run stores only its plan and no event
+    ]  # Dagster stores a planned check without an event until the check runs
     made = DagsterEventType.ASSET_CHECK_EVALUATION
     return any(each.dagster_event_type is made and each.timestamp > at for each in events)
 

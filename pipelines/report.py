@@ -114,8 +114,8 @@ class Content:
 def content_of(place: StatusTarget, clock: Clock, *, most_commits: int = MOST_COMMITS, recall: bool = False) -> Content:
     """Return the content of the report about one table. Errors are not raised, because the result contains them.
 
-    Cost: the requests of `maintain.status`, and one GET per commit. With `recall`, there are also the requests to read
-    all embeddings.
+    Cost: the requests of `maintain.status`, and one GET per commit. With `recall`, the function also reads all
+    embeddings of the table.
     """
     try:
         table = Table.open(place.uri)
@@ -534,7 +534,7 @@ def write_report(
     recall: bool = False,
     clock: Clock | None = None,
 ) -> WrittenReport:
-    """Write the report of these tables in place of the file, and return the result.
+    """Write the report of these tables to the file, replace an existing file, and return the result.
 
     If a table cannot be read, the report contains its error. Raises `NotWritten` if the file cannot be written.
     """

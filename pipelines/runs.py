@@ -191,7 +191,7 @@ def process_tags() -> Mapping[str, str]:
     """Return the tags of a run that this process executes. The tags contain the repository and this process.
 
     With the tag of the repository, the UI lists the run under its job. With the tag of the process, `end_dead_runs` can
-    later decide whether the run can still continue.
+    decide whether the process of the run is still alive.
     """
     return {**_REPOSITORY, PROCESS: holder_of(None)}
 
@@ -201,8 +201,8 @@ def process_of(run: DagsterRun) -> str:
 
     If the run has no process tag of its own, return an empty text.
 
-    A retry inherits the tags of the failed run. The tag of the retry therefore contains the process of the failed run
-    until the retry sets its own tag.
+    A retry inherits the tags of the failed run. The process tag of a retry therefore names the process of the failed
+    run until the retry sets its own tag.
     """
     process = run.tags.get(PROCESS, "")
     return process if run.parent_run_id is None or process.startswith(f"{run.run_id}@") else ""
@@ -270,7 +270,7 @@ def old_runs(instance: DagsterInstance, older_than_ms: int, clock: Clock) -> Ite
 
 
 def _shown_by_assets(instance: DagsterInstance, before: float) -> set[str]:
-    """Return the runs with results older than `before` that an asset or a partition still shows."""
+    """Return the ids of runs with results older than `before` that are the newest of an asset or partition."""
     return {run_id for key in instance.all_asset_keys() for run_id in _shown_by(instance, key, before)}
 
 
@@ -440,8 +440,8 @@ def _unplanned(instance: DagsterInstance, key: AssetKey, names: Collection[str])
 
     The tags of the run contain these partitions.
 
-    Dagster records the partitions of a run one by one. If the run is killed before the last record, only its tags
-    contain all its partitions.
+    Dagster records the partitions of a run one by one. If the run is killed before Dagster has recorded all partitions,
+    only the run's tags contain all partitions of the run.
     """
     unheard: dict[str, DagsterRun] = {}
     for run in _backfills(instance, key):

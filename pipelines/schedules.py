@@ -3,9 +3,9 @@
 The upkeep sensor does not request some steps. Each of these steps has one schedule. The schedule has the cron lines of
 all tables and raw logs.
 
-At the time of a cron line, the schedule requests runs for the tables with this line. If a run for the same table and
-step is waiting or running, the schedule does not request another run. Schedules do not make up for missed ticks,
-because the next tick requests the work again.
+At each time that a cron line defines, the schedule requests runs for all tables that declare this cron line. If a run
+for the same table and step is waiting or running, the schedule does not request another run. Schedules do not make up
+for missed ticks, because the next tick requests the work again.
 
 All schedules are stopped until a person starts them in the UI. Opening the UI therefore changes nothing. If the
 automation of a table is on, the schedules start by themselves (`pipelines.automation`).
@@ -68,7 +68,7 @@ class Timed:
 
     @property
     def name(self) -> str:
-        """The name that runs use for the table or raw log."""
+        """The name of the table or raw log in the requested runs."""
         return self.declaration.name
 
 

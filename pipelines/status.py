@@ -1,9 +1,9 @@
 """The state of tables, as records for people and programs, and as OpenMetrics text.
 
 The number of requests per table is bounded. If a table cannot be read, the other tables are still read.
-`ExternalBacklogReader` adds state that is not in the log of the table. The added state consists of landed files,
-mirrors, and the plan of garbage collection. `held_back` returns the reasons why pending maintenance does not start. The
-metrics are a contract (docs/spec.md). The labels of the metrics contain no location.
+The log of a table does not contain its whole state. `ExternalBacklogReader` adds the state of landed
+files, of mirrors, and of the plan of garbage collection. `held_back` returns the reasons why pending maintenance does
+not start. The metrics are a contract (docs/spec.md). The labels of the metrics contain no location.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 def next_run(status: Status) -> str:
     """Return text about the next scheduled compaction, and about the bytes that the retention frees.
 
-    The text is empty if there is no such compaction and the retention frees no bytes.
+    The text is empty if no compaction is scheduled and the retention frees no bytes.
     """
     run = status.next_run
     reads = f"{size(run.read_bytes)} read, {size(run.written_bytes)} written"
@@ -101,14 +101,14 @@ MOST_LANDED = 10_000
 """The largest number of entries that `ExternalBacklogReader` reads at a landing location."""
 
 HELD = "held"
-"""The key in `unknown` for the retained bytes of the table. Unlike the other keys, this key is not a step."""
+"""The key of the reason why the table's retained bytes are unknown. Unlike the other keys, this key is not a step."""
 
 Found = TypeVar("Found")
 
 
 @dataclass(slots=True)
 class ExternalBacklogReader:
-    """The pending work of a table that is not visible in the table's log.
+    """The part of a table's pending work that the table's log does not show.
 
     Attributes:
         table: The table, or None if it does not exist yet. Then only the landing location is read.
@@ -219,7 +219,7 @@ PARALLEL_TABLES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusTarget:
-    """A table and the declared properties that its state needs.
+    """A table and those declared properties that are needed to compute the state of the table.
 
     Attributes:
         name: The name that output uses for the table.
@@ -352,7 +352,7 @@ def collect_all_statuses(
 ) -> Iterator[TableStatus]:
     """Yield the state of each table in the order of `places`.
 
-    The state of a table contains its error, which is not raised.
+    If the state of a table cannot be read, the function yields a state with the error and does not raise it.
 
     With `with_held`, the result also contains the reasons why each table keeps bytes. Finding the reasons needs up to
     33 more requests per table.
@@ -366,7 +366,7 @@ def collect_all_statuses(
 def collect_status(place: StatusTarget, clock: Clock, *, with_held: bool = False) -> TableStatus:
     """Return the state of one table.
 
-    Cost: the requests to open the table, of `ExternalBacklogReader.measure` and of `maintain.status`.
+    Cost: the requests that open the table, and the requests of `ExternalBacklogReader.measure` and `maintain.status`.
     """
     none: dict[str, int] = {}
     table = None

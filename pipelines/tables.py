@@ -204,8 +204,8 @@ def read_tables(folder: Path) -> DeclaredTables:
             declaration = _resolved(load(file), root)
             here = with_locations_above(declaration.uri)
             place = declaration.landing
-            # The Delta table at a landing location may be the mirror of another table. Such a landing location is safe,
-            # because the log of the Delta table lists the files to read.
+            # The Delta table at a landing location may be the mirror of another table. A landing location with the
+            # mirror of another table is safe, because the log of the Delta table lists the files to read.
             lands = None if place is None or place.is_delta else with_locations_above(place.uri)
             _require_apart(file, here, lands, tables=own, landings=landing)
             _take(declaration, file, taken)

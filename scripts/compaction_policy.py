@@ -43,8 +43,8 @@ HEAD = f"""# The compaction policy over a day
 How do splits and bytes develop over a day under the compaction policy? `python -m scripts.compaction_policy` simulates
 the day and prints this page. Nothing here was timed, so the same release prints the same page. The rules are those of
 scheduled runs (decision 0015). Ten to twelve splits of one [merge level](concepts/glossary.md) become one split, and
-cold windows become one sorted run. `tidemark simulate-policy` simulates other loads. The target size is 256 MiB. The
-simulation assumes that a compaction writes as many bytes as it reads.
+cold windows become one sorted run. To simulate the load of your own table, use `tidemark simulate-policy`. The target
+size is 256 MiB. The simulation assumes that a compaction writes as many bytes as it reads.
 
 One run replaces at most {MOST_INPUTS:,} splits, like a scheduled run. If more splits arrive between two runs, splits
 pile up until fewer arrive. Compactions then have to run more often: see the last two cases.
@@ -69,7 +69,7 @@ def _page() -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|"
     for name, load in CASES:
         yield _row(name, load, simulate(load))
-    yield "\n## Splits over time\n\nThe first case, run by run.\n"
+    yield "\n## Splits over time\n\nThis table shows each run of the first case above.\n"
     yield "| minute | live before | live after | most in a window before | compactions | GB written |"
     yield "|---|---|---|---|---|---|"
     for each in simulate(FULL).rounds:

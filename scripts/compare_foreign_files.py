@@ -3,11 +3,11 @@
 python -m scripts.compare_foreign_files FOLDER
 
 Each Parquet file is imported twice: as a file in a folder, and as a landed file. Delta tables and Arrow
-IPC files are imported once. Imports reject Avro files. The second readers are:
+IPC files are imported once. Imports reject Avro files. The second reader depends on the format of the file:
 
-- for Parquet, DuckDB, and also pyarrow if DuckDB's result differs
-- for Delta tables, delta-rs
-- for Arrow IPC, pyarrow
+- Parquet: the second reader is DuckDB. If DuckDB's result differs, pyarrow also reads the file.
+- Delta tables: the second reader is delta-rs.
+- Arrow IPC: the second reader is pyarrow.
 
 The program downloads nothing, and it changes nothing below the folder. The exit code is 1 if a row is wrong, or if an
 error has no class of `storage_core.base.errors`.
@@ -62,7 +62,7 @@ class Outcome:
 def main(folder: str) -> int:
     """Print the counts, the rejections by reason, and each failure.
 
-    Return 1 if a row is wrong or an error has no type.
+    Return 1 if a row is wrong, or if an import fails with an error that is not a Tidemark error.
     """
     outcomes = list(compared(Path(folder)))
     counts = Counter((each.door, each.result) for each in outcomes)
@@ -214,12 +214,12 @@ def _landed(folder: Path) -> pa.Table:
 
 
 def by_duckdb(place: Path) -> pa.Table:
-    """Return the rows of a Parquet file by DuckDB."""
+    """Read a Parquet file with DuckDB, and return the rows."""
     return duckdb.read_parquet(str(place), hive_partitioning=False).to_arrow_table()
 
 
 def by_parquet_of_arrow(place: Path) -> pa.Table:
-    """Return the rows of a Parquet file by Arrow."""
+    """Read a Parquet file with Arrow, and return the rows."""
     return pq.read_table(place, partitioning=None, coerce_int96_timestamp_unit="us")
 
 

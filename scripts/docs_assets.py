@@ -50,7 +50,7 @@ def loaded_by(text: str, suffix: str) -> list[str]:
 def foreign_assets(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield the address of each file on another host that the site loads.
 
-    Also yield the file of the site that loads the address.
+    With each address, yield the path of the site's HTML or CSS file that contains the address.
     """
     for path in sorted(folder.rglob("*")):
         if path.suffix in (".html", ".css"):
@@ -59,7 +59,7 @@ def foreign_assets(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the addresses on other hosts from which the site in a folder loads files.
+    """Print the address of each file that the site in a folder loads from another host.
 
     Return 1 if the site loads files from other hosts.
     """

@@ -77,7 +77,7 @@ def _linked(text: str, source: str, page: str) -> str:
 
 
 def _with_plain_bars(row: re.Match[str]) -> str:
-    """Return a table row without backslashes before the bars in code. Sites such as GitHub need these backslashes."""
+    """Return a table row without the backslashes before `|` in code. Sites such as GitHub need these backslashes."""
     return _CODE.sub(lambda code: code[0].replace(r"\|", "|"), row[0])
 
 

@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _need_python() -> None:
-    """Continue in a new enough Python. If no installed Python is new enough, print one sentence and end."""
+    """Run this script in a newer Python if Python is too old. If no Python is new enough, print a message and end."""
     if sys.version_info >= OLDEST:
         return
     for minor in range(14, OLDEST[1] - 1, -1):

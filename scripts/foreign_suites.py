@@ -33,7 +33,7 @@ class Suite:
     """The test files in the source package of another project.
 
     - `folders`: the folders of the package that are unpacked.
-    - `licences`: the files of the package with its licence, which are unpacked as well.
+    - `licences`: the licence files in the package, which are unpacked together with the folders.
     """
 
     package: str

@@ -45,9 +45,9 @@ The pattern `long` is also counted. A sentence has this pattern if the sentence 
 LIMITS: Final = {"semicolon": 20.0, "opening": 2.0, "is no": 5.0, "word": 0.0, "pronoun": 5.0, "long": 10.0}
 """The highest allowed counts per 1,000 sentences.
 
-The first three limits are close to the counts for SlateDB, delta-rs and PyIceberg. A sentence that opens with a pronoun
-(`pronoun`) takes its noun from another sentence. In the packages of delta-rs, Polars and Dagster, 3 to 9 of 1,000
-sentences do so.
+The limits for `semicolon`, `opening` and `is no` are close to the counts for SlateDB, delta-rs and PyIceberg. A
+sentence that opens with a pronoun (`pronoun`) takes its noun from another sentence. In the packages of delta-rs, Polars
+and Dagster, 3 to 9 of 1,000 sentences open with a pronoun.
 """
 
 _CODE = re.compile(r"``[^`]*``|`[^`]*`")

@@ -33,7 +33,8 @@ _ROW = re.compile(r"^\| `([a-z_.]+)` \|.*\| (.*) \|$", re.MULTILINE)
 def means() -> Iterator[tuple[str, str, str | None]]:
     """Yield every field of a table and every part of a group. Each yielded tuple has a name, a meaning and a default.
 
-    If a field is not a setting, its default is None. A page then describes this default in its own words.
+    If a field is not a setting, its default is None. Each page itself describes the default of a field that is not a
+    setting.
     """
     for name, field in TableDeclaration.model_fields.items():
         if name not in SETTINGS and name not in GROUPS:
@@ -44,7 +45,7 @@ def means() -> Iterator[tuple[str, str, str | None]]:
 
 
 def with_rows(page: str) -> str:
-    """Return the page with the current meanings and defaults of its fields. Rows with other names do not change."""
+    """Return the page with the current meanings and defaults of its fields. Rows that name no field do not change."""
     known = {name: (about.replace("|", r"\|"), usual) for name, about, usual in means()}
 
     def row(found: re.Match[str]) -> str:
@@ -55,7 +56,7 @@ def with_rows(page: str) -> str:
 
 
 def with_new_rows(page: str, listed: Collection[str]) -> str:
-    """Return the page with rows for missing settings. Each new row is below the row of the preceding setting."""
+    """Return the page with rows for missing settings. Each new row follows the row of its predecessor in `SETTINGS`."""
     for before, name in pairwise(SETTINGS):
         if name not in listed and SETTINGS[name].change is not Change.WINDOW:
             page = _TABLE.sub(partial(_with_row, before, name), page)

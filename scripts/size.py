@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("storage_core", "jobs", "assets", "pipelines", "tidemark")
 GENERATED = "_pb2.py"
 TINY = 60
-"""A module with at most this number of code lines counts as a crumb, which is a tiny module."""
+"""The report counts a module with at most this number of code lines as a tiny module."""
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
 ROWS = pa.table(
@@ -56,7 +56,7 @@ WAYS: Mapping[str, tuple[str, ...]] = {
     "caches in memory": ("lru_cache", "functools.cache", "OrderedDict"),
     "heaps and merges": ("heapq.",),
 }
-"""Tasks, each with words that occur in the source text of modules that do this task.
+"""For each task, the words that show in the source text of a module that the module does this task.
 
 A module is counted for a task if its text contains one of the task's words.
 """
@@ -129,7 +129,7 @@ def _folders(parent: Path) -> Iterator[Path]:
 
 
 def _layers() -> tuple[tuple[str, ...], ...]:
-    """Return the table of layers that the test of the layers contains."""
+    """Return the table of layers from `tests/unit/test_layers.py`."""
     tree = ast.parse((ROOT / "tests" / "unit" / "test_layers.py").read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "LAYERS":
@@ -164,7 +164,7 @@ def _modules_of(name: str) -> list[str]:
 
 
 def _traced(prepare: Callable[[str], Callable[[], object]]) -> set[str]:
-    """Return the modules through which the call from `prepare` runs, in all threads of the call."""
+    """Call `prepare`, run the returned function, and return all modules whose code ran in any thread."""
     seen: set[str] = set()
 
     def look(frame: FrameType, event: str, _: object) -> None:

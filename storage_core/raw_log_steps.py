@@ -67,7 +67,7 @@ class DistributeTables:
 
     `left_out` contains the tables with an invalid declaration, by name, with the error. Rows of these tables are not
     distributed. `failures` contains the errors of tables that could not be created or opened. `collected` contains, for
-    each table, the number of chunks that the collector deleted before the table existed.
+    each table, the number of older chunks that the collector deleted before the table was created.
     """
 
     raw: RawLogDeclaration
@@ -165,7 +165,8 @@ def run_distribute(job: JobRun[Distribute]) -> JobReport:
     Records of unknown tables go to quarantine. A dry run changes nothing.
 
     A table that fails does not stop the other tables. The error is raised after all tables are done, with the report in
-    its context (`report_of`). `Held` is raised in the same way if another run distributes this raw log into a table.
+    its context (`report_of`). If another run distributes the raw log into a table, `Held` is also raised after all
+    tables are done, with the report.
     """
     found = DistributeTables.open(job.options)
     terms = Terms(closed_after_ms=found.raw.closed_after, give_up_to=parse_give_up(job.options.skip_gaps))
@@ -230,8 +231,7 @@ def parse_give_up(skip_gaps: Iterable[str]) -> Mapping[str, int]:
 def missing_chunks(raw_log: str, held: Iterable[Mapping[str, Any]]) -> Corrupt:
     """Return the error for missing chunks that make later records wait.
 
-    The error contains the command to give up these chunks. `held` is the list of this name in the report of a
-    distribution.
+    The error contains the command to give up these chunks. `held` is the list `held` in the report of a distribution.
     """
     last: dict[str, int] = {}
     for each in held:
@@ -397,8 +397,8 @@ def run_heal_raw(job: JobRun[HealRaw]) -> JobReport:
 def run_collect_raw(job: JobRun[CollectRaw]) -> JobReport:
     """Run both passes of the collector in this process. Without a declared retention nothing is deleted.
 
-    A table that does not exist or cannot be opened protects every chunk. The report contains the table under
-    `protecting`.
+    The collector deletes no chunk while a declared table does not exist or cannot be opened. The report contains the
+    table under `protecting`.
 
     Raises:
         InvalidInput: The horizon is negative.

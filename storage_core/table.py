@@ -76,7 +76,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-_loading = typed("this process")  # Modules are loaded at their first use, and the system can refuse this.
+_loading = typed("this process")  # Modules are loaded at their first use, and the system can refuse to load a module.
 
 
 def _call(method: Callable[P, R]) -> Callable[P, R]:
@@ -1518,7 +1518,7 @@ class Table:
 
     @_call
     def set_regions(self, regions: Sequence[DeclaredField], *, quarantine: bool = False) -> Table:
-        """Divide a keyed table into other regions.
+        """Divide the rows of a keyed table into new regions.
 
         After the call returns, every acknowledged row of the old regions is in the base. The old regions are closed,
         and writers follow the new region spec. Until then, the table refuses writes: a live writer is fenced, and a new

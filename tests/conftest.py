@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parents[1]
 PARTS = ("storage_core", "jobs", "assets", "pipelines", "dagster.yaml", "workspace.yaml")
 
-# Ports below the range from which the system selects ports of connections. The system could give a port of its range to
-# a connection before a test uses this port.
+# Port numbers for the tests. The operating system selects the ports of outgoing connections from a higher range. The
+# system could give a port of its range to a connection before a test uses this port.
 PORTS = range(20_000, 32_000)
 
 Land = Callable[..., Path]

@@ -1,8 +1,8 @@
 """Test matrices that are too large to run on every change. Each run selects a part of the cases by a printed seed.
 
 `TIDEMARK_DRAW` is the seed. Without a seed, all cases run, as in `make nightly` or when a user runs one file. A matrix
-is a test with many cases, or a loop inside a test. A loop runs over values (`part_of`) or over the requests of an
-operation (`instants`).
+is a test with many cases, or a loop inside a test. A matrix in a loop runs over values (`part_of`) or over the requests
+of an operation (`instants`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 MOST_CASES = 6
 """A test function with more cases than this number is a matrix.
 
-A run draws this number of cases, or the share `SHARE` if that is more.
+A run with a seed selects this number of cases of a matrix, or the fraction `SHARE` of all cases if it is greater.
 """
 SHARE = 1 / 4
 
@@ -32,8 +32,8 @@ def seed(environment: Mapping[str, str] = os.environ) -> str | None:
 def left_out(tests: Iterable[str], seed: str) -> set[str]:
     """Return the matrix cases that a run with this seed omits. A case is a test ID that ends in `[…]`.
 
-    The selected cases of a function depend only on the seed and on all cases of that function. All processes therefore
-    draw the same cases.
+    The selected cases of a function depend only on the seed and on all cases of that function. All processes of a run
+    therefore select the same cases.
     """
     matrices: dict[str, list[str]] = defaultdict(list)
     for test in tests:
@@ -46,7 +46,7 @@ def left_out(tests: Iterable[str], seed: str) -> set[str]:
 
 
 def part_of(values: Iterable[T], name: str) -> list[T]:
-    """Return the values that this run uses in a loop, in the given order. Without a seed, return all values.
+    """Return the values of a loop that this run tests, in the given order. Without a seed, return all values.
 
     `name` distinguishes the loop from the other loops of the run.
     """
@@ -60,7 +60,7 @@ def part_of(values: Iterable[T], name: str) -> list[T]:
 def instants(name: str) -> Iterator[int]:
     """Yield, without end, the request numbers that this run tries. Without a seed, yield every number.
 
-    With a seed, the numbers are evenly spaced, and the seed draws the first number. `name` is as in `part_of`.
+    With a seed, the numbers have equal distances, and the seed determines the first number. `name` is as in `part_of`.
     """
     given, step = seed(), round(1 / SHARE)
     return count() if given is None else count(Random(f"{given} {name}").randrange(step), step)

@@ -5,10 +5,10 @@
     python -m tests.planted_faults [SEED] [TEXT]
 
 Each fault breaks one documented guarantee, called a promise. A promise is a row of docs/guarantees.md, a law of
-docs/spec.md, or a row of docs/architecture/lessons.md. A fault contains the name of the function that implements the
-promise. Therefore a fault stays valid if the function moves to another module. The program plants each fault in a copy
-of the tree. The tests of the fault then run as in the check, at half the scale and with the cases that SEED draws. At
-least one of these tests must fail. TEXT selects the faults whose promise contains this text.
+docs/spec.md, or a row of docs/architecture/lessons.md. A fault names the function that implements the broken guarantee.
+Therefore a fault stays valid if the function moves to another module. The program plants each fault in a copy of the
+tree. The tests of the fault then run at half the scale, with the cases that SEED selects. At least
+one of these tests must fail. TEXT selects the faults whose documented guarantee (`promise`) contains this text.
 
 The program prints a line per fault. The exit code of the program is 1 if the tests miss a fault.
 """
@@ -41,8 +41,8 @@ class Fault:
 
     `law` refers to the text that documents the promise. `guarantee 3` is a row of docs/guarantees.md, and `spec 3.3` is
     a section of the specification. `within` may include the names of enclosing classes or functions, as in
-    `Lease.renew`. The functions with this name contain `before` exactly once. `tests` are the smallest set of tests
-    that catches the fault. An entry is a file, or a test in the notation of pytest.
+    `Lease.renew`. The text `before` occurs exactly once in all functions named `within`. `tests` are the smallest set
+    of tests that catches the fault. An entry is a file, or a test in the notation of pytest.
     """
 
     law: str

@@ -1,11 +1,11 @@
-"""Run times of test files. Measured times balance the processes of a run, and each run prints new times.
+"""Run times of test files. A test run uses measured times to distribute the files evenly to its processes.
 
-A run also prints the time at which each of its processes had no more tests. The processes should end at about the same
-time.
+The run prints new times, and the time at which each of its processes had no more tests. The processes should end at
+about the same time.
 
-`tests/run_times.json` contains the seconds of each file, as measured by `make test-times`. The longest files start
-first. Files that share the Spark session of the run stay in one process. A file without a measured time counts as
-short.
+`tests/run_times.json` contains the seconds of each file, as measured by `make test-times`. The test files with the
+longest run times are executed first. Files that share the Spark session of the run stay in one process. A file without
+a measured time counts as short.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 - First tier: `make test` runs these tests. The first tier shows the product to a user who runs the tests for the first
   time.
 - Extended tier: `make check` also runs these tests. The extended tests start Spark or Dagster, simulate, or try
-  generated cases. Matrices of kills, damage, attacks, processes or sizes belong here as well (`LONG` lists them by
-  reason).
+  generated cases. The extended tier also has tests that try many kills, damages, attacks, processes or sizes (`LONG`
+  lists these files with the reason).
 - Nightly tier: only `make nightly` runs these tests. `make check` runs one representative of each group (`NIGHTLY`).
 """
 
@@ -30,7 +30,7 @@ SPEAK_FOR_THE_PRODUCT = frozenset(
         "tests/unit/test_docs.py",
     }
 )
-"""Files and single tests that are not extended, even if they start Spark or Dagster."""
+"""Test files and single tests that stay in the first tier, even if they start Spark or Dagster."""
 
 LONG_FOLDERS = ("tests/chaos/", "tests/property/", "tests/simulation/")
 """Folders of tests that repeat one check over many seeds or generated cases. The number of cases can be chosen."""
@@ -145,7 +145,7 @@ LONG = {
         }
     ),
 }
-"""Files in the extended tier, by a reason that is not a fixture. Each of these files takes more than ten seconds."""
+"""Test files that are in the extended tier because they take more than ten seconds. The keys are the reasons."""
 
 
 NIGHTLY = {
@@ -161,7 +161,7 @@ NIGHTLY = {
     "runs a benchmark": frozenset({"tests/e2e/test_benchmarks_run.py"}),
     "installs packages": frozenset({"tests/e2e/test_installed_wheel.py"}),
 }
-"""Files that only `make nightly` runs, by reason. For a file with `[postgresql]`, only these cases are nightly."""
+"""Reasons and the test files that only `make nightly` runs. `[postgresql]` selects the PostgreSQL cases of a file."""
 
 REPRESENTATIVES = frozenset(
     {
@@ -175,7 +175,7 @@ REPRESENTATIVES = frozenset(
         "tests/integration/test_sql_catalogue.py::test_every_side_answers_the_same_after_every_step",
     }
 )
-"""Tests of the nightly files that `make check` runs, so that each reason is covered once."""
+"""Tests of nightly files that `make check` also runs. There is one test for each reason in `NIGHTLY`."""
 
 
 def is_nightly(file: str, test: str) -> bool:
@@ -201,7 +201,7 @@ def tier_of(file: str, text: Callable[[], str]) -> str | None:
 
 
 def is_extended(file: str, test: str, needs: Collection[str]) -> bool:
-    """Return True if a test is extended. `file` is a path from the root, `needs` are markers and fixtures."""
+    """Return True for tests of the extended tier. `file` is a path from the root, `needs` are markers and fixtures."""
     if not SPEAK_FOR_THE_PRODUCT.isdisjoint({file, f"{file}::{test}"}):
         return False
     is_long = any(file in files for files in LONG.values())

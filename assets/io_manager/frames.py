@@ -109,7 +109,7 @@ TYPES = (
 
 
 def form_of(kind: object) -> Form | None:
-    """Return the form for exactly this class. Return None for any other class or for any other value."""
+    """Return the `Form` of a class in `_FORMS`. For objects that are not in `_FORMS`, return None."""
     if not isinstance(kind, type) or kind.__module__.startswith(_NOT_ROWS):
         return None
     return _FORMS.get((kind.__module__.partition(".")[0], kind.__name__))
@@ -160,7 +160,7 @@ def _name(kind: type) -> str:
 
 
 def required_form(kind: object) -> Form:
-    """Return the form for the annotation of an input. Raises `InvalidInput` for an unknown annotation."""
+    """Return the `Form` for an input's type annotation. Raises `InvalidInput` for an unknown annotation."""
     form = form_of(kind)
     if form is None:
         shown = _name(kind) if isinstance(kind, type) else str(kind)

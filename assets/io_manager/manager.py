@@ -220,8 +220,9 @@ def condition_of(table: Shape, definition: Partitions, keys: Sequence[str], colu
     """Return a condition that selects only the rows of these partitions. Without keys, the condition selects no row.
 
     For a time dimension, the condition compares the table's time column with the start and end of each window. The
-    format of the partition key does not matter. For another dimension, the condition compares a column with the keys.
-    The parameter `columns` can select this column. By default, the column has the name of the dimension.
+    format of the partition key does not matter. For a dimension that is not a time dimension, the condition compares a
+    column with the partition keys. The parameter `columns` can select this column. By default, the column has the name
+    of the dimension.
 
     Raises:
         InvalidInput: No column is known, there are two time dimensions, or a key is not a value of its column.
@@ -257,10 +258,10 @@ def condition_of(table: Shape, definition: Partitions, keys: Sequence[str], colu
 def _grouped(
     parts: Sequence[Mapping[str, str]], plain: Sequence[str], timed: Sequence[str]
 ) -> list[tuple[list[str], list[tuple[str, ...]]]]:
-    """Group partitions by time keys and values. Each group contains all pairs of its time keys and values.
+    """Combine partitions into groups. In each group, every time key occurs with every value.
 
-    A value contains the partition's keys of all dimensions except time. One condition can therefore cover all times and
-    values of a group.
+    The value consists of the partition's keys of all dimensions except time. One condition can therefore cover all
+    times and values of a group.
     """
     by_values: dict[tuple[str, ...], list[str]] = {}
     for part in parts:

@@ -4,8 +4,8 @@ The Python of `peers.lance_python` runs this program.
 
 Usage: `python -m benchmarks.programs.lance_reads FOLDER ROWS_AS_PARQUET COLUMN REQUESTS_AS_JSON`. The program writes
 the rows into a dataset with an index on the column. The index is an inverted index for text, and a B-tree for any other
-type. The program looks up each key, or ten rows for each text. The program prints the milliseconds of each request as
-JSON, in the order of the requests.
+type. For a B-tree, a request finds the row of one key. For text, a request finds ten rows that contain the text. The
+program prints the milliseconds of each request as JSON, in the order of the requests.
 """
 
 import json

@@ -4,8 +4,8 @@ Usage: `python -m benchmarks.programs.vector_peers FOLDER ENGINE METRIC FILTERS_
 program reads `vectors.npy`, `queries.npy` and `rows.parquet` of the folder, and builds the index. Each query finds ten
 rows without a filter. The first fifty queries also run with each filter. The program prints JSON with processor seconds
 of the build and bytes per embedding of the index. For each filter, the JSON contains the milliseconds and the rows of
-each query. With the ENGINE `ask IVF_PQ`, the program runs only the first query on the dataset at the URI. The program
-prints the milliseconds of this query.
+each query. If the argument ENGINE is `ask IVF_PQ`, the program builds no index, and runs only the first query on the
+dataset at the URI. The program prints the milliseconds of this query.
 """
 
 import json

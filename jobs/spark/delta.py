@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 PACKAGE: Final = "io.delta:delta-spark_4.2_2.13:4.4.0"
-"""The Delta Lake package for the PySpark in the extra `pipeline`.
+"""The Maven package of Delta Lake that matches the PySpark version of the extra `pipeline`.
 
-The version of the package equals the Delta Lake version of the extra `delta`.
+The version of this Delta Lake package must be equal to the Delta Lake version that the extra `delta` installs.
 """
 
 S3_PACKAGES: Final = (

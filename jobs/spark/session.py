@@ -111,8 +111,8 @@ def connect(server: str, settings: Mapping[str, str], wait_seconds: float = WAIT
 def require_master(master: str, wait_seconds: float = WAIT_SECONDS) -> None:
     """Raise `Unavailable` if no master of `spark://host:port,…` accepts a connection. The message contains all reasons.
 
-    The function does not check other kinds of addresses. Cost: one connection per master, until a master accepts the
-    connection.
+    The function does not check an address that does not begin with `spark://`. Cost: one connection attempt per master,
+    until one of the masters accepts a connection.
     """
     if not master.startswith(STANDALONE):
         return
@@ -168,7 +168,7 @@ def _session(server: str, settings: Mapping[str, str]) -> SparkSession:
             for name, value in settings.items():
                 session.conf.set(name, value)
     except PySparkException as error:
-        session.release_session_on_close = False  # releasing the session would be another call without an answer
+        session.release_session_on_close = False  # closing the session would call the silent server again
         session.stop()
         raise _no_server(server, _details(error)) from error
     session.client.set_retry_policies(patient)
@@ -176,14 +176,14 @@ def _session(server: str, settings: Mapping[str, str]) -> SparkSession:
 
 
 def limit_retries(session: Any) -> None:
-    """Make calls of a Connect session fail after about 5 s without an answer."""
+    """Limit the retries of a Connect session, so that a call fails after about 5 s without an answer."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     session.client.set_retry_policies([DefaultPolicy(max_retries=_TRIES_AT_FIRST)])
 
 
 def _details(error: Exception) -> str:
-    """Return the reason that the lines of a gRPC error contain."""
+    """Return the reason for the error from the text of a gRPC error."""
     lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
     return next((line for line in lines if line.startswith("details = ")), lines[0]).removeprefix("details = ")
 
@@ -243,7 +243,7 @@ def cause(error: Exception) -> str:
     return lines[0].strip() if lines else type(error).__name__
 
 
-# Filter for the standard error of Spark's Java.
+# Filter for the standard error of the Java process that runs Spark.
 #
 # The filter removes the JDK's own warnings, such as `WARNING: Using incubator modules`. Users cannot prevent these
 # warnings. All other output is forwarded at once, including a progress bar without a line end.
@@ -289,7 +289,7 @@ _NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
 
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.execution.arrow.localRelationThreshold": "1g",  # Spark divides larger data in another way
+    "spark.sql.execution.arrow.localRelationThreshold": "1g",  # Spark uses another transfer above 1 GB
 }
 """The settings of a session. A Connect server also accepts these settings."""
 
@@ -297,7 +297,7 @@ PRIVATE = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.ui.enabled": "false",
-    "spark.authenticate": "true",  # the Java of a local master creates a random secret that no other process has
+    "spark.authenticate": "true",  # the local Java process creates a random private secret
     "spark.network.crypto.enabled": "true",
     "spark.network.crypto.saslFallback": "false",
 }
@@ -371,7 +371,7 @@ def _local_files(process: int) -> Path:  # noqa: ARG001  # the cache has one fol
 
 
 def _java_options(more: Mapping[str, str]) -> dict[str, str]:
-    """Return options that make Java use the archive. Return none without an archive, or if other options are set.
+    """Return options that make Java use the archive. Return no options if no archive exists or Spark is configured.
 
     If `more` contains the settings of Delta Lake, Java does much of the work. Java then uses all its JIT compilers.
     """
@@ -385,7 +385,7 @@ def is_elsewhere(session: SparkSession) -> bool:
     """Return whether the workers of a session may lack this code.
 
     Workers on a cluster or on a Connect server may lack the code. Other code may have started the session in this
-    process. Then the workers of the session may also lack the code, unless the path of the workers contains the code.
+    process. If other code started the session, its workers may lack this code, unless their path contains this code.
     """
     if type(session).__module__.startswith("pyspark.sql.connect"):
         return True

@@ -253,8 +253,8 @@ def freeze_gc_in_daemon() -> None:
     """In a Spark worker, exclude all existing objects from Python's garbage collection.
 
     Spark's daemon makes every worker run a garbage collection after each task. If a collection examined the imported
-    modules, it would be as slow as a read of a few hundred thousand rows. A garbage collection could also not free any
-    module, because the worker still uses the modules. Outside a Spark worker, this function does nothing.
+    modules, it would be as slow as a read of a few hundred thousand rows. A garbage collection would also free no
+    module, because the worker still uses all modules. Outside a Spark worker, this function does nothing.
     """
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     if spec is not None and spec.name == _DAEMON:
@@ -373,7 +373,7 @@ class TableStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The rows of a table as a stream. The stream begins with the rows at `version`, and all later rows follow.
 
     If changes are requested, the stream contains only the changes after `version`. Spark creates one object on the
-    driver, and keeps this object until the query ends. Tasks call `read` of a different object.
+    driver, and keeps this object until the query ends. The Spark tasks call `read` on copies of this object.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType, *, version: int, batch_rows: int) -> None:

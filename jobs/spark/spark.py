@@ -88,7 +88,7 @@ class SmallWork:
 
 
 class DriverShare:
-    """The amount of small work that a job may still execute in its own process. Thread-safe."""
+    """The remaining amount of small work that a job may execute in its own process instead of Spark. Thread-safe."""
 
     def __init__(self, most: SmallWork) -> None:
         self._lock = threading.Lock()
@@ -101,7 +101,7 @@ class DriverShare:
         return self._is_open and input_bytes <= self._bytes and items <= self._items
 
     def take(self, input_bytes: float, items: int) -> bool:
-        """Reserve this amount of work. If the work does not fit, reserve nothing and return False."""
+        """Subtract the work from the remaining limits. If the work does not fit, only return False."""
         with self._lock:
             if not self.fits(input_bytes, items):
                 return False
@@ -251,7 +251,7 @@ class Stopwatch:
 LOG = logging.getLogger(__name__)
 
 _PARTS_OF_ROWS = "spark.sql.leafNodeDefaultParallelism"
-_EVERY_ROW = 1_000_000  # there are never more partitions than rows
+_EVERY_ROW = 1_000_000  # Spark never creates more partitions than rows
 # On every kind of Spark, a range has one partition per slot, but at most one partition per row.
 _PARTITIONS = "SELECT spark_partition_id() FROM range(4096)"
 
@@ -301,7 +301,7 @@ class Spark:
 
     @property
     def seconds(self) -> float:
-        """The wall-clock time until now during which at least one task ran."""
+        """The wall-clock time during which at least one task ran, up to now."""
         return self._busy.seconds
 
     @property
@@ -344,7 +344,7 @@ class Spark:
                 self._warm = warm.join(SETTINGS, os.environ)
             if self._warm is not None:
                 self._session = self._warm.session
-                self._session.conf.unset(_PARTS_OF_ROWS)  # a job that was killed may have left the setting
+                self._session.conf.unset(_PARTS_OF_ROWS)  # a killed job may not have removed the setting
             else:
                 self._session = self._started(master, with_delta=with_delta, on_s3=on_s3)
             LOG.info("started %s in %.1f s", self.place, time.perf_counter() - started)
@@ -384,7 +384,7 @@ class Spark:
 
     @property
     def _is_cold(self) -> bool:
-        """Whether no session runs and no address of Spark is set."""
+        """Return True if no Spark session runs yet and the user has set no address of a Spark server."""
         return self._session is None and active() is None and resolved(self._master) == LOCAL_SPARK
 
     def map(
@@ -416,7 +416,7 @@ class Spark:
         return _without_errors(answers)
 
     def _executed_here(self, execute: Callable[[Item], Answer], item: Item) -> Answer:
-        """Execute the item in this process, and return the answer of a task.
+        """Execute the item in this process, and return its answer in the form of a Spark task's answer.
 
         A bug raises the same error as in a task.
         """

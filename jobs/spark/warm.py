@@ -114,8 +114,8 @@ class WarmSession:
         try:
             self.session: SparkSession = connect(server.address(name), settings)
             session: Any = self.session
-            limit_retries(session)  # if a local server does not answer, the server has ended
-            session.interruptAll()  # ends the work that a killed job started
+            limit_retries(session)  # a local server that does not answer has ended
+            session.interruptAll()  # ends any work that a killed job started
         except Exception as error:
             self._close()
             if not isinstance(error, (TidemarkError, *spark_errors())):

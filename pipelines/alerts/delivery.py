@@ -64,8 +64,8 @@ class Alert:
 class Delivered:
     """The number of receivers that accepted an alert, and the problems of the other receivers.
 
-    A problem contains the number, the kind and the error of the receiver. A problem never contains the location of the
-    receiver.
+    A problem contains the number, the kind and the error of the receiver. The text of a problem never contains the
+    address of the receiver.
     """
 
     taken: int
@@ -73,7 +73,7 @@ class Delivered:
 
 
 def deliver(alert: Alert, declared: AlertsDeclaration) -> Delivered:
-    """Send the alert to all receivers concurrently. Return soon after `timeout` at the latest. Raises no error.
+    """Send the alert to all receivers concurrently. Wait for at most about `timeout` milliseconds. Raises no error.
 
     After the time limit, the function does not wait for a receiver. The receiver's thread ends when its connection
     ends.
@@ -136,7 +136,7 @@ def _certificate_fault(error: Exception) -> str | None:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Rejects redirects. A redirected request would be a GET without the alert."""
+    """Rejects redirects. After a redirect, the HTTP client would send a GET request without the alert."""
 
     def redirect_request(self, *_: object, **__: object) -> None:
         """Return no request."""

@@ -85,7 +85,7 @@ class Cursor:
             return Cursor()
 
     def to_text(self) -> str:
-        """Return the text that `of` accepts."""
+        """Return the cursor as a text that the method `of` can read."""
         drifted = {"drifted": {table: dict(names) for table, names in self.drifted.items()}} if self.drifted else {}
         return json.dumps({"said": dict(self.said), "after": self.after, **drifted})
 
@@ -178,10 +178,11 @@ def _late_tables(
 def check_late_tables(
     places: Sequence[StatusTarget], receivers: AlertsDeclaration, cursor: Cursor, clock: Clock | None = None
 ) -> Ticked:
-    """Read the state of the next tables. Send an alert for each change of a table's state and for each new drift.
+    """Read the tables after the cursor. Send an alert for each change of a table's state and for each new drift.
 
-    A table can become late, reject too many rows, become unreadable, or recover. A field or a column can drift in
-    landed files. One alert reports each new name. An alert about too many rejected rows also contains the new names.
+    A table can become late, reject too many rows, become unreadable, or recover. A landed file can contain an unknown
+    field or a column with a changed type, which is called drift. One alert reports each new name. An alert about too
+    many rejected rows also contains the new names.
 
     If no receiver accepts an alert, the next read of the table sends it again. Cost: the requests of
     `status.collect_status` per table.
@@ -195,7 +196,7 @@ def check_late_tables(
     for each in collect_all_statuses(ordered, now):
         after, name = each.place.name, each.place.name
         if said.get(name) == BEHIND_AND_REJECTING and _said(each) == State.BEHIND:
-            said[name] = State.BEHIND  # receivers already know that the table is behind
+            said[name] = State.BEHIND  # the receivers have the alert that this table is late
         at, reported = now.now_ms(), dict(drifted.get(name, {}))
         for alert, names in _alerts_of(each, said.get(name, State.OK), reported, at):
             done = deliver(alert, receivers)
@@ -217,7 +218,7 @@ def check_late_tables(
 def _has_recovered(found: TableStatus) -> bool:
     """Return whether landed rows or an empty quarantine show that a table has stopped rejecting rows.
 
-    If no row came in the last 24 hours, a producer that sends rows once a day may still send invalid rows.
+    If no row arrived in the last 24 hours, the state is unknown, because a producer may send invalid rows once a day.
     """
     status = found.status
     if status is None or status.rejections is None or not status.quarantine_entries:
@@ -226,7 +227,7 @@ def _has_recovered(found: TableStatus) -> bool:
 
 
 def _said(found: TableStatus) -> str:
-    """Return the state for the cursor. If a late table begins to reject rows, the changed state causes an alert."""
+    """Return the state for the cursor. When a late table begins to reject rows, its new state causes an alert."""
     return BEHIND_AND_REJECTING if found.state is State.BEHIND and found.is_rejecting else found.state.value
 
 
@@ -255,7 +256,7 @@ def _still_reported(found: TableStatus, reported: Mapping[str, int], at: int) ->
 
 
 def _alert_of(found: TableStatus, before: str, at: int) -> Alert | None:
-    """Return an alert if the state of a table changed since the last alert. The old or the new state must be bad."""
+    """Return an alert if a table's state changed since the last alert and the old or new state is bad."""
     name, state = (found.place.name,), found.state
     if _said(found) == before or (state not in _BAD and before not in _SAID):
         return None

@@ -160,7 +160,7 @@ def declared_table(text: str, target: Target, *, dry_run: bool = False) -> Table
 
     If the table changes, a message is printed on standard error. A dry run changes nothing. A dry run returns the table
     in the state that it would have after the change. If no declared table has this location, return None. The working
-    directory must be the root of the target.
+    directory of the process must be the project root of `target`.
 
     Raises:
         InvalidInput: The declaration differs from the table in a setting that cannot change.

@@ -200,7 +200,7 @@ _REASONS = {
     "version": "retained versions need these objects",
     "collector": "nothing needs these objects, and garbage collection deletes the objects after the horizon",
 }
-"""A common text for each reason whose messages differ between objects only in a number.
+"""The texts for reasons whose messages are equal for all objects except for one number.
 
 All other reasons already contain an instruction for a person.
 """
@@ -334,7 +334,7 @@ def _show(found: ForgetReport, fields: Mapping[str, object], *, paths: bool, as_
 
 
 def _forget_summary(held: Sequence[Held]) -> list[tuple[str, str, int]]:
-    """Return each reason with its last day and its number of objects.
+    """Return each reason why objects still contain forgotten rows, with its last day and its number of objects.
 
     The entries are ordered by day. Reasons without a date are last. Objects that have a reason without a date remain
     until a person acts.

@@ -278,9 +278,9 @@ def restore(
 ) -> None:
     """Set a table back to an older version with a new commit.
 
-    No data is lost. The versions in between are kept, and another restore can undo a restore. Data that was ingested or
-    merged after the older version is not ingested or merged again. Unmerged rows of a keyed table are also kept, and
-    the next merge applies these rows.
+    No data is lost. The versions between the older and the current version are kept, and another restore can undo a
+    restore. After a restore, the table does not ingest or merge again the data that came after the restored version.
+    Unmerged rows of a keyed table are also kept, and the next merge applies these rows.
 
     Example: tidemark restore clicks --to 12
     """

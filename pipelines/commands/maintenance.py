@@ -371,9 +371,9 @@ def _row(stored: StoredLease, now_ms: int, *, ended: bool) -> output.Record:
 
 
 MOST_RUNS_BEHIND = 2
-"""A limit on the splits that arrive between two scheduled runs.
+"""The limit on the number of runs that compact the splits of one interval between scheduled runs.
 
-At most this number of runs may be necessary for these splits.
+The splits of one interval must not need more than this number of compaction runs.
 
 With more splits, the simulation of the backlog of one day would take minutes.
 """

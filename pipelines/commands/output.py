@@ -29,7 +29,8 @@ def plain(value: object) -> object:
     Values of types that do not exist in JSON have these forms:
 
     - A timestamp is ISO text in UTC with a `Z` at the end. If the column has no time zone, the text has no `Z`.
-    - A decimal with decimal places is text with all its digits. A decimal without decimal places is an integer.
+    - A decimal of a type with decimal places becomes text with all digits. A decimal of a type without decimal places
+      becomes an integer.
     - Binary data is base64 text.
     - The special floats are "NaN", "Infinity" and "-Infinity".
     - An interval is [months, days, nanoseconds].
@@ -104,7 +105,7 @@ def line(text: str) -> None:
 
 
 def shown_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
-    """Return the rows as dictionaries. `failure_arguments` converts the values of the rows.
+    """Return the rows as dictionaries. `shown` converts the values of the rows.
 
     If a column has dates outside the years 1 to 9999, all its values become text.
     """
@@ -117,8 +118,8 @@ def shown_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
 def shown(row: Mapping[str, object], schema: pa.Schema) -> dict[str, object]:
     """Return the row. Maps in the row, at any depth, become dictionaries or lists of pairs.
 
-    A map becomes a dictionary if its keys are text and unique. Otherwise, the map becomes a list of pairs, because a
-    dictionary would lose one of two equal keys.
+    A map becomes a dictionary if its keys are text and unique. A map with other or repeated keys becomes a list of
+    pairs, because a dictionary would lose one of two equal keys.
     """
     import pyarrow.types as kinds
 

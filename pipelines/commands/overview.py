@@ -76,9 +76,9 @@ def metrics(
 ) -> None:
     """Write the state of every table as OpenMetrics text.
 
-    The text contains the metrics of the command status. A scraper can read the text, or a collector can read it as a
-    file in a folder. If a table cannot be read, the text shows the table as failed. The exit code is 2 if a declaration
-    or a shared configuration file is invalid.
+    The text contains the metrics of the command status. A metrics scraper can request this text, or a metrics collector
+    can read this text from a file. If a table cannot be read, the text shows the table as failed. The exit code is 2 if
+    a declaration or a shared configuration file is invalid.
 
     Example: tidemark metrics --output tidemark.prom
     """

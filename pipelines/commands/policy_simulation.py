@@ -19,7 +19,7 @@ from storage_core.data.settings.layout import CompactionSettings, Mode
 MINUTE_MS = 60_000
 MINUTES_PER_DAY = 1440
 MOST_ROUNDS = 1_000
-"""The largest number of rounds after the last split has arrived and every window is cold."""
+"""The largest number of simulated rounds after the last split has arrived and every window has become cold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class _Live:
     added_ms: Ints
 
     def take(self, places: Ints | Flags) -> _Live:
-        """Return the splits at these positions, in the order of the positions, or the splits that the flags mark."""
+        """Return the splits at the given positions in this order, or the splits whose flag is true."""
         columns = (self.window, self.merges, self.bytes, self.rows, self.added_ms)
         return _Live(*(column[places] for column in columns))
 

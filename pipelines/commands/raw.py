@@ -239,7 +239,7 @@ def _records(lines: Sequence[tuple[int, bytes]], target: RawTarget, tally: _Tall
         try:
             fields = decode_fields(data.decode("utf-8-sig"))
             record = record_of(target.table, fields, operation=target.operation, named=named)
-            prepared(record, now_ms=0)  # one invalid line must not prevent the other lines
+            prepared(record, now_ms=0)  # if one line is invalid, the other lines are still written
         except UnicodeDecodeError:
             tally.reject(file, at, data, "the line is not UTF-8")
         except InvalidInput as error:
@@ -249,7 +249,7 @@ def _records(lines: Sequence[tuple[int, bytes]], target: RawTarget, tally: _Tall
 
 
 def _blocks(stream: BinaryIO) -> Iterator[list[tuple[int, bytes]]]:
-    """Yield lines with their numbers when they arrive. If a pipe pauses, the lines until then are yielded at once."""
+    """Yield lines with their numbers when they arrive. If a pipe pauses, yield all complete lines before the pause."""
     read = getattr(stream, "read1", stream.read)
     rest, number = b"", 0
     while chunk := read(_READ_BYTES):
@@ -415,7 +415,7 @@ def _refuse_table(uri: str) -> None:
 
 
 def _at_places(text: str, also: Sequence[str], known: DeclaredRawLog | None) -> RawPlaces:
-    """Return the declared or the given stores of a raw log. Raises `InvalidInput` if stores are declared and given."""
+    """Return the declared or given stores of a raw log. Raises `InvalidInput` if a declared log is given stores."""
     if known is None:
         from storage_core.store.resolve import open_store
         from storage_core.write.raw_log.history import require_raw_log

@@ -77,7 +77,7 @@ def show_matches(
 ) -> None:
     """Print the number of matching rows. With `facet`, print this number for each value of the column `facet`.
 
-    `of_rows` contains more arguments for `search_count`.
+    `of_rows` contains the arguments for `search_count` that select the rows to count.
     """
     table, cache_dir = open_table(uri), folder_of_segments()
     if facet is not None:
@@ -445,7 +445,7 @@ def recall(
 
 
 def _numbers(option: str, given: list[str] | None) -> dict[str, float] | None:
-    """Return the number for each name, from texts such as `words=2`. Raises `InvalidInput` for another form of text."""
+    """Return the number for each name, from texts such as `words=2`. Raises `InvalidInput` if a text has no number."""
     found = {}
     for each in given or []:
         name, _, number = each.rpartition("=")

@@ -208,9 +208,9 @@ _SET = re.compile(r'\s*(?:"((?:[^"]|"")+)"|(\w+))\s*=(?!=)(.*)', re.DOTALL)
 def delete(uri: Uri, *, where: Where, as_json: Json = False) -> None:
     """Delete the rows that meet a condition.
 
-    One commit marks the rows as deleted, and no file is rewritten. Concurrent compactions, ingests and deletes keep
-    these marks. Older versions still contain the rows until these versions are no longer retained. `tidemark restore`
-    can restore the rows.
+    One commit marks the rows as deleted, and no file is rewritten. Compactions, ingests and deletes that run at the
+    same time keep the rows deleted. Older versions still contain the rows until these versions are no longer retained.
+    `tidemark restore` can restore the rows.
 
     Example: tidemark delete clicks --where "visitor = 'bot'"
     """
@@ -500,7 +500,7 @@ def _clear(table: Table, source: str | None, reason: str | None, *, is_agreed: b
 
 
 def _show_quarantined(found: Iterator[Entry], *, everything: bool) -> None:
-    """Print the first `_MOST_SHOWN` rejected lines and rows for a person. Then print the number of other entries."""
+    """Print the first `_MOST_SHOWN` rejected lines and rows for a person. Then print the number of omitted entries."""
     shown = total = 0
     for entry in found:
         count = sum(entry.reasons.values())

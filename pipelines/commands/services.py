@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def noticed() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether SIGINT or SIGTERM has arrived, for any handler of these signals.
+    """Yield a function that returns whether SIGINT or SIGTERM has arrived, even if other code handles these signals.
 
     Inside the block, both signals raise `KeyboardInterrupt`, unless a run sets its own handlers. Only the main thread
     receives signals. The function therefore returns False in every other thread.
@@ -55,7 +55,7 @@ def noticed() -> Iterator[Callable[[], bool]]:
 
 
 class _Ear:
-    """Remembers whether the socket contained the number of a stop signal."""
+    """An object that stores whether a socket has received the number of a stop signal."""
 
     def __init__(self, source: socket.socket) -> None:
         self._source, self._heard = source, False
@@ -240,9 +240,10 @@ def spark(
 ) -> None:
     """Keep Spark running for the jobs of this user.
 
-    This Spark accepts only jobs from this machine that have its token. Only this user can read the token. A job with
-    different code, Java or credentials starts its own Spark. The first start stores Spark's classes in an archive.
-    Creating the archive takes half a minute. `status` exits with 5 if jobs would not use this Spark.
+    This Spark accepts only jobs from this machine that have its token. Only this user can read the token. A job starts
+    its own Spark if its code, Java or credentials differ from those of the running Spark. The first start stores
+    Spark's classes in an archive. Creating the archive takes half a minute. `status` exits with 5 if jobs would not use
+    this Spark.
 
     Example: tidemark spark up
     """
@@ -443,7 +444,7 @@ def _show_chunk(done: ChunkDone, *, as_json: bool) -> None:
 
 @contextmanager
 def _own(descriptor: int, stream: TextIO) -> Iterator[TextIO]:
-    """Yield a stream for the lines of this command. In the block, only the UI shows the output of jobs.
+    """Yield a stream for the command's own lines. Inside the `with` block, only the UI shows job output.
 
     A job is a separate process, so the function replaces the file descriptor. Dagster still captures the output of
     jobs.
@@ -482,8 +483,8 @@ def _quiet_previews() -> Iterator[None]:
 def progress(what: str, errors: TextIO) -> Iterator[Callable[[int, int], AbstractContextManager[None]]]:
     """If `errors` is a terminal, show a progress bar with the remaining time there.
 
-    The yielded function sets the bar to a number. The bar is hidden while the function's block writes to the terminal.
-    Otherwise, the text and the bar would share one line.
+    The yielded function moves the progress bar to the given number. The bar is hidden while the function's block writes
+    to the terminal. Otherwise, the text and the bar would share one line.
     """
     from rich.console import Console
     from rich.progress import Progress

@@ -1,12 +1,14 @@
 """The selection of wanted runs that fit the budgets. The most urgent runs come first (decision 0037).
 
-Ingests and merges are runs for fresh data. If the bytes of a run for fresh data are known, these bytes count against
-the budgets. However, these runs wait only for a free slot in the queue. All other runs wait during quiet hours. Runs
-that are not for fresh data also wait until their budgets have enough bytes left.
+Ingests and merges make new rows visible, so they are called runs for fresh data. If the sensor knows the number of
+bytes that an ingest or a merge reads, these bytes count against the budgets. However, these runs wait only for a free
+slot in the queue. All other runs wait during quiet hours. Runs that are not for fresh data also wait until their
+budgets have enough bytes left.
 
-A large compaction is split into pieces. A run gets the remaining bytes, and it processes all pieces that fit into these
-bytes. The run starts only if at least a quarter of the budget is left. If a run has waited for an hour, it also starts
-with less than a quarter of the budget. Two kinds of large pieces have special rules:
+A large compaction is split into pieces. A compaction run may read the bytes that are left in the budget, and it
+processes all pieces that fit into these bytes. The run starts only if at least a quarter of the budget is left. A run
+that has waited for an hour starts even if less than a quarter of the budget is left. Two kinds of large pieces have
+special rules:
 
 - If a piece needs more than half of a budget, the budget is reserved for this piece after one hour.
 - If a piece is larger than a budget, it runs alone, and only when no bytes of the budget are used.
@@ -33,7 +35,7 @@ UPKEEP = "upkeep.yaml"
 ALL = "all tables"
 SAVED_UP_SECONDS = 3600
 LEAST_PART = 4
-"""A part of a compaction starts only if it reads at least one fourth of the budget. A late part can be smaller.
+"""A part of a compaction must read at least one fourth of the budget. A part that has waited for an hour may read less.
 
 The reason for this limit is that each start has a cost.
 """
@@ -114,7 +116,8 @@ def choose(
 def quiet(name: str, own: Budgeted, of_all: Budgeted, now_ms: int) -> str | None:
     """Return a text about the quiet hours that include this time, or None.
 
-    The text contains the quiet hours. The text also shows whether the hours belong to the table or to all tables.
+    The text contains the quiet hours. The text also contains the name of the table if the quiet hours belong to one
+    table, or `all tables`.
     """
     found = ((who, each) for who, each in ((name, own), (ALL, of_all)) if each.is_quiet(now_ms))
     return next((f"quiet_hours {each.quiet_hours} of {who}" for who, each in found), None)
@@ -155,7 +158,7 @@ class BudgetState:
 
 
 class _Budgets:
-    """Grants bytes to wanted runs, one run at a time."""
+    """The budgets of all tables, from which the sensor assigns bytes to one wanted run after the other."""
 
     def __init__(
         self,
@@ -226,10 +229,10 @@ def _begins(piece: int, limits: Sequence[BudgetState]) -> bool:
 
 
 def _part(pieces: Sequence[int], most: int, left: int, least: float) -> int:
-    """Return the total bytes of the pieces that fit, or 0.
+    """Return the total bytes of the pieces that fit into `left` bytes, or 0.
 
-    The function returns the total bytes if they reach `least`, which is enough for a separate run. A piece with more
-    than `max_bytes` bytes never fits. The function also returns the total bytes if all other pieces fit.
+    The function returns the total bytes if they reach `least`, the smallest size for which a run starts. A piece with
+    more than `most` bytes never fits. The function also returns a smaller total if all pieces up to `most` bytes fit.
     """
     fitting = sum(pieces[place] for place in within(pieces, left))
     is_all = fitting == sum(piece for piece in pieces if piece <= most)

@@ -2,16 +2,17 @@
 
 - `WantedRun`: a step of a table that could run now. The urgency of a wanted step can be compared with the urgency of
   other steps.
-- `grouped`: the same step of several small tables shares a run. A hundred tables then cost only one start. Tables
-  should not wait for each other. Urgent work therefore does not share a run with other work. Large work always has a
-  separate run. If the step of one table fails in a shared run, the other tables are not affected (decision 0037).
+- `grouped`: the same step of several small tables shares a run. A step of a hundred small tables then needs only one
+  process start. Tables should not wait for each other. Urgent work therefore does not share a run with other work.
+  Large work always has a separate run. If the step of one table fails in a shared run, the other tables are not
+  affected (decision 0037).
 - `IdleFingerprint`: the last known state of an idle table. With `IdleFingerprint`, the sensor needs only one request to
   find changes. The requests take turns. One request checks the log, another checks the landing location, and another
   checks the regions.
 - `DeclaredNow`: the tables that the files declare now. A run loads the files again. If one of its assets is no longer
   declared, the run cannot begin. Files can change while a code server runs. The sensor therefore does not request runs
-  of a table that is no longer declared. If the assets of a table have changed, the table does not share a run. A shared
-  run would fail for all its tables.
+  of a table that is no longer declared. If the assets of a table have changed, the table does not share a run. If such
+  a table were part of a shared run, the run would fail for all tables of the run.
 """
 
 from __future__ import annotations
@@ -158,7 +159,8 @@ def request_of(group: Sequence[WantedRun], *, prefix: str = "") -> RunRequest:
 def _is_small(wanted: WantedRun) -> bool:
     """Return whether the work may share a run.
 
-    An ingest from Delta must not share a run, because it needs a different Spark.
+    An ingest from a Delta table must not share a run with another ingest, because it needs Spark with the Delta
+    packages.
     """
     landing = wanted.declaration.landing
     is_delta = wanted.job == "ingest" and landing is not None and landing.is_delta
@@ -194,7 +196,7 @@ class IdleFingerprint:
 
     @classmethod
     def of(cls, inputs: TableInputs) -> IdleFingerprint:
-        """Return the state of a table without work. Cost: one LIST of the regions, or no request."""
+        """Return the fingerprint of a table that has no pending work. Cost: one LIST of the regions, or no request."""
         declaration = inputs.declaration
         spec = declaration.landing_spec()
         is_delta = spec is not None and spec.is_delta

@@ -61,8 +61,8 @@ WHOLE_LOOK_SECONDS = 900
 
 Some work appears only because time passes.
 
-For example, a window becomes cold. If the sensor knows when time-dependent work will be due, it reads the table at that
-time. For example, the sensor knows when a writer will have been silent for long enough.
+For example, a window becomes cold some time after its end. If the sensor knows when time-dependent work will be due, it
+reads the table at that time. For example, the sensor knows when a writer will have been silent for long enough.
 """
 
 
@@ -297,7 +297,7 @@ def build_upkeep_sensor(jobs: Sequence[Job], upkeep: PendingWorkFinder, automati
 def _requests_of(inputs: TableInputs) -> int:
     """Return the number of requests to read the whole state.
 
-    The number includes the check of the table, the requests to its store, and the listings.
+    The number of requests includes the request for the table's version, all requests to its store, and the listings.
     """
     of_table = sum(inputs.table.store.requests.values()) if inputs.table else 0
     spec = inputs.declaration.landing_spec()

@@ -1,8 +1,9 @@
 """The start and the supervision of the code server.
 
 Dagster's code server is a process that forwards requests to a second process, which has loaded the code. When Dagster
-loads the code again, the code server replaces the second process. If the second process dies, the code server continues
-but cannot answer requests. This failure is visible only if the code server forwards a request to the second process.
+loads the code again, the code server replaces the process that has loaded the code. If the second process dies, the
+code server continues but cannot answer requests. This failure is visible only if the code server forwards a request to
+the second process.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from storage_core.base.errors import Unavailable
 
 LOOK_SECONDS = 2.0
 MOST_MISSES = 2
-_SECONDS_TO_ANSWER = 60.0  # a busy machine may be slow, but a server without its second process fails at once
+_SECONDS_TO_ANSWER = 60.0  # slow machines may need long. Without the code process, the request fails at once
 _REQUESTS = ("Heartbeat", "Ping")
 """`Heartbeat` goes to the server itself. Without heartbeats, the server ends after some time.
 
@@ -35,9 +36,9 @@ def run_code_server(command: Sequence[str], address: Address, environment: Mappi
     The time until the server's first answer is not limited. If the code cannot be loaded, the server continues to run,
     and the UI shows the error.
 
-    If this process is killed, the server is also killed. After a normal signal, the server would answer for some more
-    seconds and refuse runs. These runs would fail. After a kill of the server, runs wait until they can reach a server
-    again.
+    If this process is killed, the server is also killed. If the code server received a normal stop signal, the server
+    would answer for some seconds and refuse new runs. These runs would fail. After a kill of the server, runs wait
+    until they can reach a server again.
 
     Raises:
         Unavailable: The server ended by itself, or it answered earlier and does not answer any more. The supervisor

@@ -78,7 +78,8 @@ def declared_hosts(names: Iterable[str]) -> list[Authority]:
 def host_names(host: str) -> list[str]:
     """Return a list with the value of `--host` if this value is a name.
 
-    If `--host` is an address, the list is empty. The guard then uses the address of the connection.
+    If `--host` is an address, the list is empty. The webserver's guard then accepts the IP address on which the
+    connection arrived.
     """
     return [] if address_of(host) else [host]
 

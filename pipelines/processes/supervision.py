@@ -25,7 +25,7 @@ END_SECONDS = 60.0
 STEADY_SECONDS = 60.0
 """If a program runs for at least this number of seconds, it is restarted at once after its end.
 
-If the program ends earlier, the pause before the next start grows each time.
+If the program ends before this number of seconds, each pause before the next start is longer than the previous pause.
 """
 LONGEST_PAUSE_SECONDS = 60.0
 PATIENCE_SECONDS = 120.0
@@ -70,7 +70,7 @@ class SupervisedProgram:
             _signal(group, signal.SIGINT)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """Start the program in its own process group. Remember the earlier process groups that still exist."""
+        """Start the program in its own process group. Remember process groups of earlier starts that still exist."""
         process = start_program(self._command, self._environment, process_group=0)
         self._groups = [*filter(_signal, self._groups), process.pid]
         return process

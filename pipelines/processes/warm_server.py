@@ -47,7 +47,7 @@ def up(file: Path, environment: Mapping[str, str]) -> tuple[WarmServer, bool]:
 
 
 def down(file: Path) -> WarmServer | None:
-    """End the server that the file describes, and return it. Return None if no server was running."""
+    """End the server that the file describes, and return its description. Return None if no server was running."""
     server = read(file)
     file.unlink(missing_ok=True)
     if server is None or is_dead(server.process):

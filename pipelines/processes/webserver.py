@@ -43,20 +43,20 @@ from pipelines.tables import tables_folder
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 _CONTENT = frozenset({"application/json", "application/graphql"})
-"""Content types that a page of another site may send only with a permission. The guard does not give this permission.
+"""Content types that a page of another site may send only with a permission. `BrowserGuard` never gives a permission.
 
 An HTML form cannot send a request with one of these content types.
 """
 
 
 class BrowserGuard:
-    """An ASGI application that forwards only the requests of its own pages and of programs.
+    """An ASGI application that forwards only requests of the webserver's own pages and requests of programs.
 
-    The application answers every other request with 403.
+    The application answers a request of a page of another site with status 403.
     """
 
     def __init__(self, app: ASGIApp, hosts: Iterable[Authority]) -> None:
-        """Guard the application `app`.
+        """Create a guard that checks each request before the application `app` receives it.
 
         People reach it by the names in `hosts` and by the names of the loopback address.
         """
@@ -116,14 +116,14 @@ def _is_address_of(scope: Scope, host: str) -> bool:
 def _opens_a_page(scope: Scope, headers: Headers) -> bool:
     """Return whether a person followed a link, for example in an alert.
 
-    The page with the link cannot read the opened page.
+    The page with the link cannot read the content of the page that the link opens.
     """
     navigates = headers.getlist("sec-fetch-mode") == ["navigate"] and headers.getlist("sec-fetch-dest") == ["document"]
     return scope["type"] == "http" and scope["method"] == "GET" and navigates and scope["path"] != "/graphql"
 
 
 def _refused_content(scope: Scope, headers: Headers) -> str | None:
-    """Return the reason to refuse the content of a request, or None. The page that sent the request does not matter."""
+    """Return the reason to refuse the content of a request, or None. The check applies to requests of all pages."""
     if any(name == "query" and _changes(text) for name, text in parse_qsl(scope["query_string"].decode("latin-1"))):
         return "A mutation in a URL is not allowed. Send the mutation by POST as application/json."
     types = [each.partition(";")[0].strip().lower() for each in headers.getlist("content-type")]
@@ -182,7 +182,7 @@ def app_of(context: WorkspaceProcessContext, report: Path, hosts: Iterable[str] 
         return PlainTextResponse(_NO_REPORT, status_code=404)
 
     app = create_app_from_workspace_process_context(context, live_data_poll_rate=_LOOK_AGAIN_MS, lifespan=_lifespan)
-    app.router.routes.insert(0, Route(REPORT_PATH, answer))  # Dagster's last route accepts every path
+    app.router.routes.insert(0, Route(REPORT_PATH, answer))  # Dagster's own last route accepts all paths
     app.add_middleware(BrowserGuard, hosts=declared_hosts(hosts))
     return app
 

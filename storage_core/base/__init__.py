@@ -1,1 +1,1 @@
-"""Modules that all folders use: errors, text, time, the process, limits. The modules import no other folder."""
+"""Modules that all folders use: errors, text, time, the process, limits. `base` imports no other product folder."""

@@ -2,8 +2,8 @@
 
 If the type of an argument does not match its annotation, the check raises an error and the function does not run. The
 check reads each annotation as text, so it does not import any module. A union may contain a type name that this module
-does not know. For a union with an unknown type name, the check accepts every value, and the function itself must check
-the argument.
+does not know. If a union contains an unknown type name, the check accepts every value. The called function must then
+check the argument.
 """
 
 from __future__ import annotations

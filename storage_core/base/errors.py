@@ -48,7 +48,8 @@ SEE_FILE = "Write the file again, or leave it out"
 class TidemarkError(Exception):
     """The root of all errors.
 
-    `str(error)` describes the fault, its place and the remedy. `context` contains the same facts as fields.
+    `str(error)` describes the fault, its place and the remedy. `context` contains, as separate fields, the same facts
+    as the text of the error.
     """
 
     kind: ClassVar[str] = "error"
@@ -301,7 +302,7 @@ def cause(error: OSError) -> str:
 
 
 def unavailable(subject: str, error: BaseException) -> Unavailable:
-    """Return the error for a resource that could not be read, or for a file that only this process uses."""
+    """Return the error for a failed read, or for a failed write of a file that only this process uses."""
     failure = failure_of(error)
     return Unavailable(f"{subject}: {cause(failure)}", key=subject, errno=failure.errno)
 
@@ -330,7 +331,7 @@ def of_the_system(error: BaseException) -> bool:
 def raise_refused(subject: str, error: BaseException) -> None:
     """Raise `Unavailable` for `subject` if the error means that the system refused a request.
 
-    Do nothing for any other error.
+    The function does nothing if the error does not mean that the system refused a request.
     """
     if of_the_system(error):
         raise unavailable(subject, error) from error
@@ -347,7 +348,7 @@ def panicked(error: BaseException) -> bool:
 def refusal_in(text: str) -> OSError | None:
     """Return an `OSError` if the text of an error describes a refusal by the system.
 
-    Use this function for errors whose class does not identify a refusal by the system.
+    Use this function for an error whose class does not show whether the system refused a request.
 
     Return None if the text does not describe a refusal.
     """
@@ -362,10 +363,10 @@ def out_of_memory(error: BaseException) -> bool:
 
     The error may come from Python, Arrow, DuckDB, the system, Rust or a thread.
 
-    The function checks the class of the error first, because the text may quote a query or a value. The function uses
-    the text only if the class has no other meaning. For an `OSError` without a number, the result is True only if the
-    text has DuckDB's prefix. Arrow streams raise an `OSError` without a number, because the streams keep only the text
-    of an error.
+    The function checks the class of the error first, because the text may quote a query or a value. The function reads
+    the text of an error only if the class alone does not show the cause of the error. For an `OSError` without a
+    number, the result is True only if the text has DuckDB's prefix. Arrow streams raise an `OSError` without a number,
+    because the streams keep only the text of an error.
     """
     match error:
         case MemoryError():

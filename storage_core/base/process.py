@@ -13,9 +13,9 @@
 
 The text of a lease holder is `<run>@<host>/<boot>/<process namespace>/<process id>/<start of the process>`. The holder
 is dead if its process belonged to this machine and process namespace and no longer exists. Other processes then do not
-wait until the lease of the dead holder expires. The check does not work for a process of another machine or namespace,
-so the lease of such a process must expire first. If the check gives a wrong result, work is repeated but no row is
-lost. The log fences a holder that lost its lease.
+wait until the lease of the dead holder expires. A process cannot check a holder on another machine or in another
+namespace, so the lease of that holder must expire first. If the check gives a wrong result, work is repeated but no row
+is lost. The log fences a holder that lost its lease.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class HomeProcess:
 QUERY_BYTES: Final = 512 * 2**20
 """The address space that a query needs for its threads and their heaps, in bytes.
 
-Every use of native code needs `_SIZE` bytes in addition.
+Besides this address space, every use of native code needs `_SIZE` bytes.
 """
 
 _FILES = 8
@@ -133,10 +133,10 @@ def check_free_resources(subject: str, *, size: int = 0, reserved: int = 0) -> I
     """Raise `Unavailable` before native code runs, if the system would refuse a resource that the code needs.
 
     DuckDB, Arrow, DataFusion and tantivy end the process if the system refuses a file, a thread or address space.
-    Therefore this function requests the files and the address space first and releases them immediately. The function
-    does not touch the requested memory, so it uses no memory page. The function does not request descriptors for data
-    files, because the libraries report an error if they cannot open a data file. For errors inside the block, the
-    function raises the same errors as `typed`.
+    Therefore this function first tests whether it can get the files and the address space, and releases them
+    immediately. The function does not touch the requested memory, so it uses no memory page. The function does not
+    request descriptors for data files, because the libraries report an error if they cannot open a data file. For
+    errors inside the block, the function raises the same errors as `typed`.
 
     Args:
         subject: The name in the error.
@@ -236,8 +236,8 @@ def scratch_folder(what: str, parent: Path | None = None) -> Iterator[Path]:
     """Yield a new folder for this user only, and remove it at the end.
 
     The process has a lock on each of its folders. The kernel releases the locks when the process ends. The folders of a
-    killed process remain on the disk. When a process of the same user later creates a folder in the same place, this
-    process removes all unlocked folders.
+    killed process remain on the disk. When a later process of the same user creates a folder in the same parent folder,
+    the later process removes all unlocked folders.
 
     Args:
         what: A part of the folder's name.
@@ -251,13 +251,13 @@ def scratch_folder(what: str, parent: Path | None = None) -> Iterator[Path]:
     try:
         yield path
     finally:
-        if home.is_here:  # a copy by fork() does not remove the folder
+        if home.is_here:  # after a fork(), the copied process keeps the folder
             _remove(path)
         os.close(lock)
 
 
 def locked_folder(what: str, parent: Path | None = None) -> tuple[Path, int]:
-    """Return a new folder and the lock of this folder. The folder is like the folders of `scratch_folder`.
+    """Return a new folder and the lock of this folder. The folder has the properties of a `scratch_folder` folder.
 
     The lock is a file descriptor, which several processes may have. When all these processes have ended, the next
     process removes the folder.
@@ -331,7 +331,7 @@ def _lock(folder: Path) -> int | None:
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = Path("/proc/self/ns/pid")
-_ENDED = "ZX"  # states of a process that ended and does no more work, but that its parent has not reaped
+_ENDED = "ZX"  # states of an ended process whose parent has not yet read its exit status
 
 
 def holder_of(run_id: str | None, process: int | None = None) -> str:

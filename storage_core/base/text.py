@@ -51,7 +51,7 @@ _LONGEST_NAME = 100
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Return a text that suggests the most similar known name, or an empty text if no known name is similar.
 
-    The text has the form `. Did you mean 'x'?`. The function compares at most 1,000 names.
+    The returned text has the form `. Did you mean 'x'?`. The function compares at most 1,000 names.
     """
     import difflib  # imported here because only an unknown name needs it
 
@@ -193,7 +193,7 @@ def _more(count: int, noun: str) -> str:
 
 
 def most_frequent(counts: Iterable[Mapping[str, int]], others: str, longest: int, most: int = 50) -> dict[str, int]:
-    """Return the summed counts of the `most` most frequent names.
+    """Return the total count of each of the `most` names with the largest counts.
 
     The entry `others` contains the sum of all other names.
 

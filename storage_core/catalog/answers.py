@@ -22,7 +22,7 @@ class Page(Generic[_Row, _Position]):
 
 
 Place = tuple[int | None, str]
-"""The position of a split: the start of its window or its time, and its path.
+"""The position of a split in a page of results: the start of its window (or the time of the split), and its path.
 
 A split without a window or time has None.
 """
@@ -30,7 +30,7 @@ A split without a window or time has None.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionCandidate:
-    """A live split that can be compacted with another split of the same scope and window.
+    """A live split that a compaction can merge with another split of the same compatibility scope and window.
 
     Times are in seconds, and sizes are in bytes.
     """
@@ -52,7 +52,7 @@ class CompactionCandidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundSplit:
-    """A live split that may contain a row of the query.
+    """A live split that may contain rows that match the query.
 
     The bounds of the split are strings. The keys of the bounds are stored column names, as in the log.
     """
@@ -115,7 +115,7 @@ class Refreshed:
 
 
 def record(kind: type[_Row], row: Mapping[str, Any], **more: object) -> _Row:
-    """Return a record of this kind, with fields from `more` and from the columns of `row` with the same names."""
+    """Create a record of the class `kind`, with fields from `more` and from the equally named columns of `row`."""
     names: tuple[str, ...] = kind.__slots__  # type: ignore[attr-defined]  # every record here has slots
     return kind(**{name: row[name] for name in names if name not in more}, **more)
 

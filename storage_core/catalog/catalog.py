@@ -270,9 +270,9 @@ def in_time(
 ) -> Statement:
     """Return the statement for live splits that may have rows in a range of times, ordered by time and path.
 
-    The times are in microseconds, and the end is excluded. If `timed` is True, the statement returns splits with known
-    times, otherwise splits without known times. No split covers more time than `longest_us`. A split with rows in the
-    range therefore begins at most `longest_us` before the range.
+    The times are in microseconds, and the end is excluded. If `timed` is True, the statement selects the splits whose
+    times are known. If `timed` is False, it selects all other splits. No split covers more time than `longest_us`. A
+    split with rows in the range therefore begins at most `longest_us` before the range.
     """
     s, (since, until) = SPLITS, times
     wanted = [s.c.table_id == table_id, LIVE]
@@ -306,8 +306,8 @@ def expired(table_id: str, cutoff_s: int, limit: int) -> Statement:
 def changed(table_id: str, after: tuple[int, int, str | None], limit: int) -> Statement:
     """Return the statement for splits added and removed after a version, ordered by version, kind and path.
 
-    `after` is the position at which the previous page ended. If `after` contains `ADDED` and None, the page starts
-    after all changes of the version.
+    `after` is the position at which the previous page ended. If the kind in `after` is `ADDED` and its path is None,
+    the page starts after all changes of the version in `after`.
     """
     s, (version, kind, path) = SPLITS, after
     gone = _later(s.c.removed_version, version, path if kind == REMOVED else None)

@@ -1,7 +1,7 @@
 """The database of the catalog: its connection, its transactions, and the version of its tables.
 
-The class of our error depends on the class and the error code of the database's error. Our message takes only names
-from the text of the database's error.
+The class and the error code of the database's error determine the class of Tidemark's error. The message of Tidemark's
+error contains no text of the database's error except names.
 
 `prepare` creates the tables, upgrades older tables, or refuses the database (`docs/spec.md`, "SQL catalog"). Upgrade
 steps are additive: they add tables, columns and indexes, and change nothing else.
@@ -60,7 +60,7 @@ _COMMENT_MARK: Final = re.compile(r"/\*|\*/")
 def require_read_statement(statement: str, place: str) -> None:
     """Raise `InvalidInput` if a statement does not query rows.
 
-    Raise the error also if the database would get only a part of the statement.
+    The function also raises the error if the database driver would send only a part of the statement.
     """
     if "\0" in statement:  # PostgreSQL's driver would end the statement at a null character
         raise InvalidInput(f"{place}: the statement contains a null character. Leave it out", place=place)
@@ -113,8 +113,8 @@ def _comment_end(statement: str, at: int) -> int:
 
 
 # PostgreSQL roles for statements of users: roles that can only read. A statement can regain every right that its
-# session had before, for example with `set_config('role', …)`. So it is not enough to reduce the rights for one
-# statement. The login role itself must have no rights over the server.
+# session had before, for example with `set_config('role', …)`. It is therefore not enough to remove the rights of the
+# session for the time of one statement. The login role itself must have no rights over the server.
 
 
 _MORE_THAN_TO_READ: Final = """
@@ -136,7 +136,7 @@ A role counts even if its rights are not inherited, because a member can switch 
 def require_reader(connection: Connection, place: str) -> None:
     """Raise `InvalidInput` if the PostgreSQL session can get rights over the server.
 
-    The error explains how to remove these rights.
+    The message of the error explains how to remove the session's rights over the server.
     """
     with connection.begin_nested() as whole:
         # The check uses the role of the login, even if a connection pool has set another role for the session.
@@ -174,7 +174,7 @@ _STATEMENT: Final = frozenset({"0A", "22", "25", "42"})
 _OF_THE_CALL: Final = frozenset({"ProgrammingError", "DataError"})
 """Classes of driver errors for an argument or a result that the driver cannot convert.
 
-An example is an infinite time.
+For example, a driver cannot convert the time `infinity`.
 """
 _BEGIN: Final = "tidemark_begin"
 
@@ -354,7 +354,7 @@ def _require_file(url: URL, place: str, *, must_exist: bool) -> None:
 def _as_transactions(engine: Engine) -> None:
     """Make SQLite begin a transaction when SQLAlchemy begins a transaction.
 
-    Otherwise the driver would begin a transaction only at the first write statement.
+    Without this function, SQLite's driver would begin a transaction only at the first statement that writes.
     """
     from sqlalchemy import event
 
@@ -569,7 +569,7 @@ def _bring_forward(connection: Connection, place: str, steps: Mapping[int, Step]
 
 
 def _found(connection: Connection, place: str, newest: int) -> int | None:
-    """Return the version of the tables, or None for an empty database. Raises an error for all other content."""
+    """Return the version of the tables, or None for an empty database. Raises an error for foreign or newer tables."""
     inspector = sa.inspect(connection)
     names = inspector.get_table_names()
     if not names:

@@ -129,7 +129,7 @@ COPIED_ROWS: Final = 1_000
 ANEW_ROWS: Final = 20_000
 """If at least this number of rows is added, indexes are dropped and created again.
 
-For fewer rows, each row is added to the existing indexes.
+If fewer than `ANEW_ROWS` rows are added, the database adds each row to the existing indexes.
 """
 
 
@@ -152,11 +152,11 @@ def insert(connection: Connection, table: sa.Table, rows: pa.Table) -> None:
 def bulk(connection: Connection, splits: int) -> Iterator[None]:
     """Make the inserts in a block fast. `splits` is the number of inserted splits.
 
-    If most splits are new, the indexes are dropped before the block and created again after it. In PostgreSQL, all
-    splits must be new. One sort is faster than an index change for each row. In SQLite, readers still see the previous
-    state. In PostgreSQL, readers would have to wait. PostgreSQL therefore drops the indexes only while the table of
-    splits is empty. PostgreSQL analyzes the table after the block, because its planner would otherwise assume an empty
-    table.
+    If most splits are new, the indexes are dropped before the block and created again after it. In PostgreSQL, the
+    indexes are dropped only if the catalog contained no splits before the block. One sort is faster than an index
+    change for each row. In SQLite, readers still see the previous state. In PostgreSQL, readers would have to wait.
+    PostgreSQL therefore drops the indexes only while the table of splits is empty. PostgreSQL analyzes the table after
+    the block, because its planner would otherwise assume an empty table.
     """
     dropped = SPLITS.indexes if splits >= ANEW_ROWS and _is_new(connection, splits) else set()
     for index in dropped:
@@ -169,9 +169,9 @@ def bulk(connection: Connection, splits: int) -> Iterator[None]:
 
 
 def _is_new(connection: Connection, splits: int) -> bool:
-    """Return True if the new splits are at least half as many as the splits in the catalog.
+    """Return True if the number of new splits is at least half of the number of splits in the catalog.
 
-    In PostgreSQL, return True only if there are no other splits.
+    In PostgreSQL, return True only if the catalog contains no splits yet.
     """
     if connection.dialect.name == "postgresql":
         return connection.execute(sa.select(SPLITS.c.split_id).limit(1)).first() is None
@@ -199,7 +199,7 @@ _NOTHING: Final[Row] = MappingProxyType({})
 _WITHOUT_VALUES: Final[Row] = MappingProxyType(
     dict.fromkeys(("min_values", "max_values", "regexes", "partition_values", "min_time_us", "max_time_us"))
 )
-"""Columns that become null in the row of a removed split. The values of these columns may belong to forgotten rows."""
+"""Columns that become null when their split is removed. The values of these columns may belong to forgotten rows."""
 _NO_TOTALS: Final = {"splits": 0, "rows": 0, "bytes": 0, "longest_time_us": 0}
 
 
@@ -213,8 +213,8 @@ def load(
 ) -> None:
     """Load the snapshot as the content of the table. `files` are the live splits of the snapshot.
 
-    First, all entries of the table are removed, and all entries of another table at its URI. `actions` are the actions
-    of the snapshot's version, if this version is retained.
+    Before the load, the function removes all entries of this table and all entries of any other table with the same
+    URI. `actions` are the actions of the snapshot's version, if this version is retained.
     """
     with bulk(connection, len(snapshot.splits)):
         remove_table(connection, about.table_id, about.uri)
@@ -241,7 +241,7 @@ def _load_splits(
 
 
 def remove_table(connection: Connection, table_id: str, uri: str) -> None:
-    """Remove a table, and another table at its URI.
+    """Remove a table from the catalog. Also remove every other table that has the same URI.
 
     If the catalog has no other tables, all rows are deleted without a condition.
     """
@@ -305,7 +305,7 @@ def _step(connection: Connection, before: TableEntry, after: TableEntry) -> bool
 def _close(
     connection: Connection, name: sa.Column[str], after: TableEntry, closed: Collection[str], *, more: Row = _NOTHING
 ) -> int:
-    """Mark the live rows with these names as removed, and set their columns in `more`.
+    """Mark the live rows with the names `closed` as removed, and set the columns in `more` to their given values.
 
     Return the number of these rows.
     """
@@ -525,7 +525,7 @@ class Refresher:
         return head, applied
 
     def _load(self, found: TableEntry | None, reason: str) -> str:
-        """Load the table and return the reason for the load.
+        """Load the table into the catalog, and return `reason`.
 
         Return an empty text if the catalog has changed since `found` was read.
         """
@@ -603,7 +603,7 @@ def _are_there(connection: Connection, expected: Iterable[TableEntry | None], ab
 def _require_moved(known: TableEntry, uri: str) -> None:
     """Raise `InvalidInput` if the table still exists at its known location.
 
-    The known location or the given location is then a copy.
+    If it exists, the table at the known location or the table at the given location is a copy.
     """
     try:
         found = catalog_id(TransactionLog(open_table_store(known.uri)).snapshot())

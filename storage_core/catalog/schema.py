@@ -1,7 +1,7 @@
 """The tables of the catalog in SQLAlchemy (`docs/spec.md`, "SQL catalog").
 
-This module defines the newest version of the tables. Changes are additive. For each change, edit this module and add a
-step to `catalog.database`.
+This module defines the catalog's database tables in their newest version. Changes are additive. For each change, edit
+this module and add a step to `catalog.database`.
 """
 
 from __future__ import annotations
@@ -144,4 +144,4 @@ REGIONS = Table(
 )
 
 OF_A_TABLE = (SPLITS, SEGMENTS, COMMITS, REGIONS, TABLES)
-"""The database tables with rows about Tidemark tables. `TABLES` is the last of these database tables."""
+"""The database tables with rows about Tidemark tables. `TABLES` must be the last element."""

@@ -29,17 +29,17 @@ from storage_core.maintain.clone import record_of
 
 # Conversion of splits between columns of the log and columns of the database.
 #
-# Bounds, null counts and expressions are JSON objects. The keys of the objects are column positions. If columns have
-# changed, the position of a column is its id. Otherwise the position is the place of the column in the schema, counted
-# from 1. A position never belongs to another column later. Numbers and booleans are JSON values, spelled as in the log.
-# All other values are text. A round trip loses no information.
+# Bounds, null counts and expressions are JSON objects. The keys of the objects are column positions. If the table has
+# changed its columns, the position of a column is the id of this column. Otherwise the position is the place of the
+# column in the schema, counted from 1. A position never belongs to another column later. Numbers and booleans are JSON
+# values, spelled as in the log. All other values are text. A round trip loses no information.
 
 
 _NUMBER: Final = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?$"
 _NOT_PLAIN: Final = "[\\x00-\\x1f\\x7f]"
 _US: Final = 1_000_000
 _FURTHEST_S: Final = 2**62 // _US
-"""The limit for window times in seconds. For a window beyond this limit, the time in microseconds is unknown."""
+"""The limit for window times in seconds. If a window time is above this limit, its time in microseconds is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +358,7 @@ def catalog_id(snapshot: Snapshot) -> str:
 
 
 def another_table(known: TableEntry, found_id: str, place: str) -> InvalidInput:
-    """Return the error for a URI with a table that differs from the catalog's entry for this URI."""
+    """Return the error for a URI where the catalog expects one table but another table exists."""
     return InvalidInput(
         f"{known.uri}: the catalog {place} has the table {known.table_id} at this location, but the table there is "
         f"{found_id}. If the table was replaced on purpose, run: tidemark catalog rebuild {known.uri} --url …",

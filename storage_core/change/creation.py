@@ -1,7 +1,8 @@
 """Creation of a table, and changes of its columns and settings.
 
-A change of columns only commits a new schema. Rows are never rewritten (decision 0005). Each change is a function of
-the newest snapshot. If another process commits settings first, the function is applied again to the new snapshot.
+If columns change, the commit changes only the schema of the table. Rows are never rewritten (decision 0005). Each
+change is a function of the newest snapshot. If another process commits settings first, the function is applied again to
+the new snapshot.
 
 The first change of columns gives every column an id, and adds a table feature. Releases without support for changed
 columns refuse a table with this feature.
@@ -84,7 +85,7 @@ class ColumnChange:
 
 
 def add_column(name: str, type_: ColumnType, default: object = None) -> ColumnChange:
-    """Return the change that adds a nullable column after the existing columns.
+    """Return a `ColumnChange` that adds a nullable column after the existing columns.
 
     Rows written before the change have `default` in the column.
     """
@@ -217,7 +218,7 @@ def _require_free(snapshot: Snapshot, name: str, change: str) -> None:
 
 
 def _use_by_landing(snapshot: Snapshot, name: str) -> str | None:
-    """Return how the landing location needs the column, or None."""
+    """Return a text that describes how the landing location uses the column, or None."""
     text = snapshot.metadata.configuration.get(LANDING_KEY)
     if text is None:
         return None
@@ -374,7 +375,7 @@ class GrownTable:
     refused: Mapping[str, str]
 
     def without_changes(self, before: Snapshot) -> GrownTable:
-        """Return the result of a run that adds no rows and therefore does not change the columns of `before`."""
+        """Return the result of a run that adds no rows. The table then keeps the columns that it has in `before`."""
         return GrownTable(before, {}, {}, self.refused)
 
     @property
@@ -600,7 +601,8 @@ def _changing(snapshot: Snapshot, settings: Mapping[str, str]) -> list[Action]:
 
     The list is empty if nothing changes.
 
-    If no index is left, the translations are removed as well. The table keeps its own regions and their history.
+    If the table has no index after the change, the actions also remove the translations of row numbers. The table keeps
+    its own regions and their history.
     """
     current = dict(snapshot.metadata.configuration)
     ours = {name for name in current if name == LANDING_KEY or TableConfig.owns(name)} - {REGIONS_KEY}

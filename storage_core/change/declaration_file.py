@@ -1,7 +1,8 @@
 """Declaration files: YAML with line numbers. Each file is read and checked completely.
 
 `parse_yaml` returns every scalar as text, and the line of every field. `load_as` creates a declaration from a file. A
-Dagster component has no file. The component passes the text of its declaration (`text_of`) instead of a path.
+Dagster component has no declaration file. The component passes the text of its declaration (`text_of`) instead of a
+path.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ def _refused_at(line: int, problem: str) -> yaml.MarkedYAMLError:
 def _refuse_depth_and_size(data: bytes) -> None:
     """Raise `InvalidInput` for too large or too deep data, before the scanner reads the text.
 
-    The work of the scanner for each bracket grows with the number of open brackets.
+    For each bracket, the YAML scanner needs more time if more brackets are open.
     """
     if len(data) > MOST_BYTES:
         raise yaml.YAMLError(f"larger than {MOST_BYTES} bytes")
@@ -327,7 +328,7 @@ _WANTED: Final = (
     (("float_", "decimal_"), "a number"),
     (("bool_",), "true or false"),
 )
-"""The kinds of values that fields need. Each entry has the prefixes of pydantic's error types and the kind of value."""
+"""The kinds of values that fields need. Each entry has prefixes of pydantic error types and the required kind."""
 _BOUNDS: Final = {
     "greater_than_equal": ("ge", "Give {} or more"),
     "greater_than": ("gt", "Give more than {}"),

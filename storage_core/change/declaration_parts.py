@@ -90,7 +90,7 @@ class QuietHours:
         return cls(start, end)
 
     def hold(self, at_ms: int) -> bool:
-        """Return whether this time is within the hours."""
+        """Return whether the time `at_ms` is within the quiet hours."""
         minute = at_ms // _MINUTE_MS % _DAY_MINUTES
         if self.start < self.end:
             return self.start <= minute < self.end
@@ -158,7 +158,7 @@ _TAG_VALUE = re.compile(r"[A-Za-z0-9_.-]{0,63}")
 
 
 def _of_text(read: Callable[[Any], object]) -> BeforeValidator:
-    """Return a validator that converts text and refuses lists. Other values go to the field's own check."""
+    """Return a validator that converts text and refuses lists. A value that is not text or a list stays unchanged."""
     return BeforeValidator(lambda given: read(given) if isinstance(given, str | list) else given)
 
 

@@ -51,7 +51,7 @@ def check_definition(schema: pa.Schema, config: TableConfig) -> None:
 
 def check_new(schema: pa.Schema, config: TableConfig) -> None:
     """Raise the errors of `check_definition`, and `InvalidInput` for columns that a new table cannot have."""
-    if isinstance(schema, pa.Schema):  # `check_definition` refuses other objects
+    if isinstance(schema, pa.Schema):  # objects of other types fail in `check_definition`
         require_new_columns(schema)
     check_definition(schema, config)
 
@@ -294,7 +294,7 @@ def keeping_order(declared: TableConfig, found: TableConfig) -> TableConfig:
 
     If both sort schemas mean the same order, the result has the sort schema text of the table.
 
-    Another spelling of the same order in a declaration therefore does not change the table (decision 0006).
+    If a declaration writes the same order with different text, the table therefore does not change (decision 0006).
     """
     ours, theirs = (
         sort_order.parse_sort_schema(each.sort_schema or sort_order.TIME_ONLY) for each in (declared, found)

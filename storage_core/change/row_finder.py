@@ -48,7 +48,7 @@ from storage_core.store.meter import all_of, prefetch
 SPLITS_AT_ONCE: Final = 16
 PIECES_AT_ONCE: Final = 8
 HELD_BYTES: Final = 128 * 2**20
-"""The approximate memory of the row groups that are read concurrently. A single row group may need more memory."""
+"""The approximate memory of the row groups that are read concurrently. One large row group may exceed this memory."""
 
 NEAR_AT_ONCE: Final = 4
 TOGETHER_BYTES: Final = 16 * 2**20
@@ -184,7 +184,7 @@ def _together(pieces: Sequence[Piece], most: int) -> Iterator[tuple[Sequence[Pie
 
 
 JUDGED_ROWS: Final = 2**18
-"""Minimum number of rows that the query process evaluates at a time. Only the last evaluation may have fewer rows."""
+"""Minimum number of rows that the query process evaluates at a time. The last evaluation may be below this minimum."""
 
 _MOST_CONDITIONS: Final = 32
 """Maximum number of conditions that this process compares with rows. Each condition costs one comparison per row."""
@@ -385,7 +385,7 @@ def _known(answer: Answer) -> BitMap:
 def _not_true(predicate: Predicate) -> Predicate:
     """Return a predicate for all rows that do not match the given predicate.
 
-    For such a row, the given predicate is false or a column is null.
+    For each row that the returned predicate selects, the given predicate is false or one of its columns is null.
     """
     columns = {each.column for each in conditions(predicate) if isinstance(each, Compare)}
     return Or((negate(predicate), *(IsNull(column) for column in sorted(columns))))

@@ -181,7 +181,7 @@ class Assignments:
         chosen = ", ".join(f"({each.sql})" for each in self.expressions.values())  # expressions could read an alias
         text = f"SELECT {place}, {chosen} FROM {TABLE}"  # noqa: S608  # expressions were checked
         errors = query_errors("update", (), limits, columns=rows.column_names)
-        given = Rows(numbered.schema, lambda: _batches(numbered))  # for rows in memory, a sandbox keeps no session
+        given = Rows(numbered.schema, lambda: _batches(numbered))  # a query process keeps no session for rows in memory
         with errors, Source(numbered.schema.empty_table(), fetched=given).answer(text, limits) as result:
             answer = pa.Table.from_batches([*result], result.schema)
         if answer.num_rows != rows.num_rows:
@@ -204,7 +204,7 @@ def _typed(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
 
 
 def repeated(value: pa.Scalar, rows: int) -> pa.Array:
-    """Return an array with `rows` copies of the value. Arrow cannot repeat lists and maps zero times."""
+    """Return an array with `rows` copies of the value. Arrow cannot create an array with 0 copies of a list or map."""
     return pa.repeat(value, max(1, rows)).slice(0, rows)
 
 
@@ -239,10 +239,10 @@ For the same rows, the function returns the same splits.
 
 @dataclass(slots=True, eq=False)
 class Statement:
-    """A statement that hides the rows of `finder` and adds splits in the same commit.
+    """A change of a table that deletes the rows of `finder` and adds splits in the same commit.
 
     The added splits are `adds`, or the splits that `rewrite` writes. `txn` identifies work that must be done only once.
-    Memory: the positions of the rows.
+    Memory: the row positions that `finder` returns.
     """
 
     log: TransactionLog
@@ -411,7 +411,7 @@ class Rewriter:
         assignments.applied(head.schema.empty_table(), self.limits, head.config.nonzero_vectors)
 
     def __call__(self, head: Snapshot, found: Sequence[Found]) -> Sequence[Add]:
-        """Return the new splits for the rows found on this head. Raises the errors of `Assignments`.
+        """Return the new splits for the rows found in the snapshot `head`. Raises the errors of `Assignments`.
 
         Cost:
             The requests of `read_row_groups`, and one PUT per split.

@@ -8,10 +8,11 @@ the region. If a manual region has an unmerged record of the key, the new record
 therefore never has unmerged records in two regions.
 
 Rows of a keyed table are read at `latest`. The records are written only if no other writer wrote to the region after
-this read. For this check, the statement reads the manifest of the region before it reads the rows. Then the statement
-claims the region with this manifest, like a merge. The log of the region must have received no entry since the
-statement read the manifest. So the statement never uses old values of a row that another process changed. A live writer
-is not fenced. The writer claims the region again and continues (decision 0013).
+this read. For this check, the statement reads the manifest of the region before it reads the rows. The statement then
+claims the region in the same way as a merge, and the claim requires that the manifest has not changed. The log of the
+region must have received no entry since the statement read the manifest. So the statement never uses old values of a
+row that another process changed. A live writer is not fenced. The writer claims the region again and continues
+(decision 0013).
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class CarryOver:
     If rows were deleted from the inputs, this function hides the same rows in the outputs.
 
     If the last row of an input is superseded or deleted, the input leaves the table. All rows of the input then count
-    as deleted. The checks of the commit handle inputs that were removed for another reason.
+    as deleted. If another commit removed an input for a different reason, the checks of the commit handle this input.
 
     Raises:
         CommitConflict: deleted rows were restored, or no split is left to replace.
@@ -122,7 +122,7 @@ def _is_over(action: Action, ended: Collection[str]) -> bool:
 
 @dataclass(slots=True, eq=False)
 class _Carried:
-    """One merge and the rows carried over so far: `_checked` rows of its inputs and `_hidden` rows of its outputs."""
+    """One merge: `_checked` are input rows checked so far, and `_hidden` are output rows hidden so far."""
 
     store: ObjectStore
     ids: Ids
@@ -203,7 +203,7 @@ class _Carried:
 class _Route:
     """The positions of the input rows in the outputs.
 
-    Memory: the runs of the order, and the deletion vectors of the inputs.
+    Memory: the runs of the merge order, and the deletion vectors of the input splits.
     """
 
     runs: Runs
@@ -233,7 +233,7 @@ class _Route:
         return _Route(runs, firsts, [first for first, _ in ranges], [positions(each) for each in within], ends)
 
     def outputs_of(self, rows: Places) -> dict[int, BitMap]:
-        """Return the output positions of these input rows. The rows must have been visible to the merge."""
+        """Return the output positions of these input rows. The rows must be rows that the merge read."""
         found: dict[int, BitMap] = {}
         for number, places in rows.items():
             row = self._output_rows(number, positions(places))

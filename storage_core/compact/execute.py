@@ -7,12 +7,12 @@ A merge that is too large for one task is executed in parts. The parts are range
 execution has three steps:
 
 1. *Sample*: read the keys of some rows of every input.
-2. *Locate*: in each input, find the exact positions of the keys at which the order can be cut.
+2. *Locate*: in each input, find the exact positions of the keys at which a part can end.
 3. *Merge*: each part reads, from every input, the rows between two cuts, and merges them as usual.
 
-Each task of the first two steps reads a few inputs. The outputs of all parts together equal the output of one merge. If
-one key has too many rows for a part, its rows are cut between inputs or within an input. Rows with equal keys keep
-their order.
+Each task of the steps *Sample* and *Locate* reads a few inputs. The outputs of all parts together equal the output of
+one merge. If a part cannot contain all rows of one key, the rows of this key are divided between inputs or within an
+input. Rows with equal keys keep their order.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ _IN_MEMORY_BYTES = 64 * 2**20
 def execute(store: ObjectStore, task: CompactionTask, *, ids: Ids, now_ms: int) -> Rewrite:
     """Merge the inputs into as few sorted splits as the target size allows, and return the actions of the commit.
 
-    The actions replace the inputs by the outputs. A task that is a part of a merge merges only the rows of the part.
-    The actions of the part remove the inputs that end in this part.
+    The actions replace the inputs by the outputs. If the task is a part of a merge, the function merges only the rows
+    of this part. The actions of a part remove an input if the last row of the input is in this part.
 
     The rows stay the same multiset (MC-1) and every value stays the same (MC-2). The output has the sort order of the
     inputs (MC-3). The output has all columns of the inputs (MC-4). If the columns of the table have changed, the output
@@ -143,8 +143,8 @@ def require_merged(
 ) -> None:
     """Raise `Corrupt` if the merged rows break MC-3 or MC-4. The order and the union schema come from the inputs.
 
-    The rows must not sort before the last row of `after`. The rows of `after` were merged earlier. `kernel.pieces`
-    checks MC-1 and MC-2 when it moves the rows.
+    The first merged row must not sort before the last row of `after`. The rows of `after` were merged earlier.
+    `kernel.pieces` checks MC-1 and MC-2 when it moves the rows.
     """
     inputs = task.inputs
     invariants.require_columns(plain_schema(merged.schema), schema, inputs)
@@ -244,8 +244,8 @@ Floats = npt.NDArray[np.float64]
 _STEPS = 4
 """Number of samples of each input per part.
 
-A part of a merge can end only at certain positions. With this number of samples, the rows between two consecutive
-positions fill at most half of a part.
+A part of a merge can end only at certain positions. With this number of samples per part, at most half of the rows of a
+part are between two consecutive possible ends.
 """
 
 _MOST_TASKS = 64
@@ -273,7 +273,7 @@ class Sample:
 
 
 Sampled = Callable[[Sequence[CompactionTask]], Sequence[Sample]]
-"""A function that calls `sample` for each task in its argument and returns the results."""
+"""A function that takes a list of tasks, calls `sample` for each task, and returns the samples."""
 
 Located = Callable[[Sequence[CompactionTask], pa.Table], Sequence[Sequence[Sequence[int]]]]
 """A function with tasks and keys as its arguments.
@@ -285,7 +285,8 @@ The function calls `locate` for each task with the keys, and returns the results
 def divide(task: CompactionTask, sampled: Sampled, located: Located, *, operation_id: str) -> list[CompactionTask]:
     """Return the tasks for the parts of a merge, in order.
 
-    First, each task samples the keys of a few inputs. Then each task locates the cuts in a few inputs.
+    First, each task samples the keys of a few inputs. Then each task finds the positions of the possible ends of parts
+    in a few inputs.
     """
     size = -(-len(task.inputs) // _MOST_TASKS)
     starts = range(0, len(task.inputs), size)
@@ -332,7 +333,7 @@ def cuts(task: CompactionTask, samples: Sequence[pa.Table]) -> pa.Table:
 
 
 def locate(store: ObjectStore, task: CompactionTask, keys: pa.Table) -> list[list[int]]:
-    """Return two counts for each split and each key: the rows before the key, and the rows not after the key.
+    """Return two counts for each split and key: the rows that sort before the key, and these rows plus the equal rows.
 
     The counts include the deleted rows of the file. Raises `Corrupt` (SS-1) for a split that is not sorted, and the
     errors of `open_split`. Ranged GETs of the sort columns. One row group is in memory at a time.
@@ -442,7 +443,8 @@ def _counted(rows: pa.Table, keys: pa.Table, order: SortOrder) -> Ints:
     The counts are the number of rows before the key, and the number of rows that do not sort after the key.
     """
     count = keys.num_rows
-    # Ties keep their order: the first copy of a key sorts before equal rows, and the second copy after them.
+    # Rows with equal keys keep the order of the tables. The first copy of `keys` therefore sorts before equal rows of
+    # `rows`, and the second copy sorts after equal rows.
     tables = [keys, rows, keys]
     sizes = [each.num_rows for each in tables]
     place = np.empty(sum(sizes), np.int64)
@@ -474,7 +476,7 @@ def _packed(edges: Ints, weights: Floats, bounds: Bounds, *, all_equal: bool) ->
 
 
 def _cells(edges: Ints, weights: Floats, bounds: Bounds, *, all_equal: bool) -> Iterator[Ints]:
-    """Yield the possible ends of parts. Each end is an array with one position per input.
+    """Yield the possible ends of parts. Each yielded end of a part is an array with one row position per input.
 
     A part ends between two keys, or within a key that has too many rows.
     """
@@ -487,7 +489,7 @@ def _cells(edges: Ints, weights: Floats, bounds: Bounds, *, all_equal: bool) -> 
 
 
 def _within(first: Ints, end: Ints, weights: Floats, bounds: Bounds) -> Iterator[Ints]:
-    """Yield the possible ends of parts within one key. The rows of a key are ordered by input, then by row."""
+    """Yield the positions at which a part can end within a key. The rows of a key are ordered by input, then by row."""
     reached, since = first.copy(), first.copy()
     for number in range(len(first)):
         while reached[number] < end[number]:

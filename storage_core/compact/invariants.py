@@ -143,7 +143,7 @@ def row_faults(before: RowFingerprint, after: RowFingerprint) -> Iterator[Fault]
 
 
 def column_faults(output: pa.Schema, expected: pa.Schema) -> Iterator[Fault]:
-    """Yield the differences between the columns of an output and the union, including types (MC-4)."""
+    """Yield the columns or types in which an output differs from the union of the inputs' columns (MC-4)."""
     found = {field.name: field.type for field in output}
     wanted = {field.name: field.type for field in expected}
     if found != wanted:
@@ -175,7 +175,7 @@ def _require(faults: Iterator[Fault], inputs: Sequence[Add]) -> None:
 
 
 def _reordered(scope: Scope | None, scopes: set[Scope | None]) -> bool:
-    """Return whether one of the scopes differs from this scope at most in the sort schema."""
+    """Return whether one of the scopes equals the scope `scope` if the sort schemas are ignored."""
     return scope is not None and any(
         each is not None and replace(each, sort_schema=scope.sort_schema) == scope for each in scopes
     )

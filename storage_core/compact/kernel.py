@@ -62,7 +62,7 @@ class Runs:
         return np.arange(self.rows, dtype=np.int64) + shifts
 
     def pieces(self, rows: int) -> list[Runs]:
-        """Return the same order as consecutive pieces with `rows` output rows each. The last piece may be shorter."""
+        """Return the merge order in consecutive pieces of `rows` output rows each. The last piece may be shorter."""
         ends = np.cumsum(self.count)
         starts = ends - self.count
         pieces = []
@@ -111,8 +111,8 @@ def order_of(
 ) -> MergeOrder:
     """Return the sort order of the rows of all inputs. Rows with equal keys keep the order of the inputs.
 
-    The inputs need not be sorted. The stable sort is faster for sorted inputs (decision 0016). Without sort columns,
-    each row counts as a new key. Memory is about 40 bytes per row.
+    The inputs need not be sorted. The stable sort takes less time for sorted inputs than for unsorted inputs (decision
+    0016). Without sort columns, each row counts as a new key. Memory is about 40 bytes per row.
 
     Args:
         columns: a function that returns a sort column of every input, or None for an input without this column. A
@@ -185,8 +185,8 @@ def _offsets(input_rows: Sequence[int]) -> Positions:
 def _runs(positions: Positions, input_rows: Sequence[int], series: Mask) -> Runs:
     """Return the runs.
 
-    A run ends if the next output row is not the next row of the same input. A run also ends if `series` marks a new
-    run.
+    A run ends where the next output row comes from another input, or is not the next row of the same input. A run also
+    ends where a new series begins in `series`.
     """
     if len(positions) == 0:
         empty = np.empty(0, dtype=np.int64)
@@ -202,8 +202,8 @@ def _runs(positions: Positions, input_rows: Sequence[int], series: Mask) -> Runs
     breaks[0] = True
     firsts = np.flatnonzero(breaks)
     counts = np.diff(np.append(firsts, len(positions)))
-    # An empty input has the same end as the input before it. With `side="right"`, `searchsorted` never selects an empty
-    # input.
+    # In `ends`, an empty input has the same value as the previous input. With `side="right"`, `searchsorted` never
+    # selects an empty input.
     ends = np.cumsum(np.asarray(input_rows, dtype=np.int64))
     inputs = np.searchsorted(ends, positions[firsts], side="right").astype(np.int64)
     return Runs(inputs, positions[firsts] - _offsets(input_rows)[inputs], counts)
@@ -220,7 +220,7 @@ _WORD_BITS = 64
 class Route:
     """The mapping of rows from inputs to output: output row i is row `positions[i]` of the concatenated inputs.
 
-    `places` is the inverse mapping. Each row has exactly one place.
+    `places` is the inverse mapping: the output row of each input row. Each row has exactly one place.
     """
 
     positions: pa.Array
@@ -260,7 +260,7 @@ def require_same_values(name: str, inputs: Sequence[pa.Array], way: Route, taken
 
 
 def same_values(inputs: Sequence[pa.Array], way: Route, taken: pa.Array) -> bool:
-    """Return whether `taken` contains the values of the concatenated inputs in the order of `way`.
+    """Return whether `taken` contains the values of all inputs in the order that `way` defines.
 
     Numbers, embeddings and times are compared bit by bit. Strings and dictionaries are compared by value. Other nested
     values are compared by a 64-bit hash.
@@ -314,7 +314,7 @@ def _address(array: pa.Array) -> int:
 
 
 def _cells(column: pa.Array) -> Words:
-    """Return one word or one row of words for each value. Null gives zero. Values without a fixed width are hashed."""
+    """Return one word per value, or several per embedding. Null gives zero. Values without a fixed width are hashed."""
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
     if is_vector(column.type):
@@ -413,7 +413,7 @@ def pieces(splits: Sequence[OpenSplit], runs: Runs, schema: pa.Schema, rows: int
     """Yield the output in pieces of `rows` rows. The last piece may be shorter.
 
     Every row of the inputs is in the output once, with all of its values (MC-1, MC-2). The function checks the values
-    of a piece before it yields the piece. Memory contains two pieces, and a batch of every input.
+    of a piece before it yields the piece. At any time, two output pieces and one batch of every input are in memory.
 
     Args:
         schema: the result of `output_schema`.

@@ -1,15 +1,15 @@
 """Pending compaction and expiry per window: the tasks, their reasons, and the cost of the next run.
 
-The debt of a table is computed from the plans of the jobs themselves:
+The pending work of a table is computed from the plans that the jobs themselves would execute:
 
 - what a compaction would do (`NextRun`)
 - what the retention would remove (`planner.plan_expiry`)
 - the splits that made a merge fail, and that a compaction skips for some time (`mergeskip`)
 
 Three parts of the program need a plan of the next run: the run itself, the checks for pending work, and the measurement
-of pending work. All three parts use the same rule. A run consists of pieces. A piece is a merge, or a set of splits to
-rewrite in windows of another duration. This module selects the pieces for the run and for the budget. A run therefore
-reads exactly the bytes that the budget grants (decision 0037).
+of pending work. The run, the checks and the measurement all use the same rule. A run consists of pieces. A piece is a
+merge, or a set of splits to rewrite in windows of another duration. This module selects the pieces both for the run and
+for the budget of the run. A run therefore reads exactly the bytes that the budget grants (decision 0037).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Pieces:
 
     @property
     def bytes(self) -> tuple[int, ...]:
-        """The bytes that each piece reads. Merges come before rewrites, and newer pieces before older pieces."""
+        """The bytes that the run reads per piece. Merges come before rewrites, and newer pieces before older pieces."""
         joined = [sum(add.size for add in task.inputs) for task in self.rewindowed]
         return (*_sizes(self.merges)[::-1], *joined[::-1])
 
@@ -185,7 +185,7 @@ class PendingCompaction:
 class Skipped:
     """A split that compactions skip: the reason, the number of failures so far, and the end of the skip.
 
-    `until` is in ms since the epoch. None means that the skip has no end.
+    `until` is in ms since the epoch. If `until` is None, compactions skip the split forever.
     """
 
     path: str
@@ -210,7 +210,7 @@ class NextRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingWindow:
-    """The pending task of one window. `reasons` are the reasons of the policy or of this module.
+    """The pending task of one window. `reasons` contains reasons from the compaction policy or from this module.
 
     `splits`, visible `rows` and `bytes` are the input of the task: the splits to merge, to remove, or to wait for. If
     there are very many `merges`, the `next_run` does only a part of the merges. `skipped` lists further splits of the
@@ -232,8 +232,9 @@ class PendingWindow:
 def find_pending_windows(snapshot: Snapshot, *, now_ms: int, mode: Mode = Mode.FINALIZE) -> list[PendingWindow]:
     """Return the windows that have a task at `now_ms`, in ascending order. The null window is last.
 
-    An expired window is not compacted, so it is listed once. A window is also listed for `RESORT` if some of its splits
-    have another sort schema than the table. The only requests are for manifests that were not read yet.
+    An expired window is listed only for its expiry, because compactions do not read expired windows. A window is also
+    listed for `RESORT` if some of its splits have another sort schema than the table. The only requests are for
+    manifests that were not read yet.
 
     Args:
         mode: the mode of the compaction.
@@ -292,7 +293,7 @@ def group_by_window(chosen: Chosen) -> list[PendingCompaction]:
 
 
 def next_runs(pieces: Pieces) -> dict[int | None, NextRun]:
-    """Return the work of one run on these pieces, for each window."""
+    """Return, for each window, the amount of work that one run does if it processes these pieces."""
     return {
         each.window_start: NextRun(
             splits=each.splits, outputs=each.outputs, read_bytes=each.bytes, written_bytes=each.live_bytes
@@ -315,7 +316,7 @@ _Found = Sequence[tuple[Add, Skipped]]
 
 
 def _skipped(snapshot: Snapshot, now_ms: int) -> Mapping[int | None, _Found]:
-    """Return the live splits that compactions skip now, by window. Only the skipped splits are loaded as objects."""
+    """Return the live splits that compactions skip now, by window. Only these skipped splits become Python objects."""
     found: defaultdict[int | None, list[tuple[Add, Skipped]]] = defaultdict(list)
     for path in sorted(active_skips(snapshot.mergeskips.values(), now_ms)):
         add, skip = snapshot.splits.get(path), snapshot.mergeskips[path]
@@ -348,7 +349,8 @@ def _rewindowed(tasks: Sequence[RewindowTask], reason: str) -> Iterator[PendingC
 
     There is one entry per current window.
 
-    If several windows become one longer window, the output is counted for the first of these windows.
+    If a rewrite combines several windows into one longer window, the output splits are counted only for the first of
+    the combined windows.
     """
     inputs: defaultdict[int | None, list[Add]] = defaultdict(list)
     outputs = Counter[int | None]()

@@ -80,8 +80,8 @@ class Expiry:
 def plan_expiry(snapshot: Snapshot, *, retention_ms: int | None, now_ms: int) -> Expiry:
     """Return the windows that have expired at `now_ms`. Without a retention, no window has expired.
 
-    The same input gives the same plan. Deletion vectors do not matter, because a split is removed as a whole. Only
-    manifests with windows that are old enough are read.
+    The same input gives the same plan. Deletion vectors do not matter, because a split is removed as a whole. The
+    function reads a manifest only if it contains windows that are old enough to expire.
 
     Args:
         retention_ms: the retention of the table (`config.retention_ms`), or another value to see its effect.
@@ -121,8 +121,8 @@ def _window(start: int, found: Sequence[Add]) -> ExpiredWindow:
 HIGH_DELETE_SHARE = 1 / 3
 """The maximum share of deleted rows in a split. A split with a larger share of deleted rows is rewritten.
 
-Up to this share, a query reads at most 1.5 times the rows that it needs. A rewrite copies at most two rows per deleted
-row.
+Up to this share, a query reads at most 1.5 times the rows that it needs. If a larger share is deleted, a rewrite copies
+at most two rows per deleted row.
 """
 
 _SCOPE_TEXTS = ("sourceId", "partitionId", "docMappingRef", "sortSchema")
@@ -159,7 +159,7 @@ def group(
     These splits are omitted:
 
     - splits without a recorded sort schema
-    - splits of windows before the start of compaction (CS-3)
+    - splits of windows that are before the table's start of compaction (CS-3)
     - splits of windows that are not in `windows`. None means every window.
     - splits of expired windows, which will be removed soon
 
@@ -232,7 +232,8 @@ def _order(files: pa.Table, scope: Codes) -> tuple[Ints, Flags]:
 def _break_ties(order: Ints, new: Flags, files: pa.Table) -> None:
     """Sort equal rows by path, in place.
 
-    `new` marks rows that differ from the row before. Only the paths of equal rows are read.
+    `new` marks rows that differ from the row before. The function reads only the paths of rows that are equal to a
+    neighboring row.
     """
     tied = ~new
     tied[:1] = False
@@ -367,8 +368,9 @@ def choose(
 ) -> Chosen:
     """Return all pending merges, ordered by window. The null window is last. The same snapshot gives the same merges.
 
-    Splits with an active mergeskip of this operation are omitted. Splits with an outdated sort schema are omitted as
-    well. If there are very many merges, one run does the merges of `Chosen.first`, and later runs do the other merges.
+    A split is omitted if an active mergeskip record tells this operation to skip the split for now. Splits with an
+    outdated sort schema are omitted as well. If there are very many merges, one run does the merges of `Chosen.first`,
+    and later runs do the other merges.
 
     Deletion vectors are applied. Rows that are deleted later never come back (lesson 26), because `carry_over` hides
     these rows in the outputs. A commit without `carry_over` fails if rows were deleted.
@@ -397,7 +399,7 @@ def choose(
 
 
 def contexts_of(snapshot: Snapshot, scopes: Sequence[Scope]) -> list[SplitContext | None]:
-    """Return the context of the splits of each scope.
+    """Return, for each scope, the `SplitContext` of the splits in this scope, or None.
 
     Splits keep their original sort schema and window. A table can have thousands of scopes but few sort schemas, so
     each sort schema is parsed once.

@@ -16,15 +16,16 @@ A mature split is not merged. A split is mature if one of these is true:
 A split that is older than two days is merged only with other splits older than two days.
 
 A group of a cold window is *finalized* if too many files are outside its sorted run. A group of a cold window is also
-finalized if more than a tenth of its bytes are outside the run. The whole group becomes one run of splits that do not
-overlap. The splits of the run store a number of merges that is greater than every merge level (decision 0015). The run
-consists of the splits with the greatest number of merges in the group. This number must be above `generations`. Splits
-that are added later have a smaller number. A merge by level that takes all splits of a group also finalizes the group.
+finalized if more than a tenth of its bytes are outside its sorted run. A finalization merges the whole group into one
+run, which is a sequence of splits that do not overlap. Each split of the run stores a number of merges that is greater
+than every merge level (decision 0015). The run consists of the splits with the greatest number of merges in the group.
+This number must be above `generations`. A split that is added after a finalization has a smaller number of merges than
+the splits of the run. A merge by level that takes all splits of a group also finalizes the group.
 
 A merge that is too large for one task is executed in parts (`execute.divide`). Each part reads every *run*. A run is a
 single split. A run can also consist of all splits with the same number of merges, if this number is greater than every
-merge level. If a group has more runs than a part can read, its oldest splits are first merged into runs. Each of these
-runs has its own number of merges (decision 0015).
+merge level. If a group has more runs than a part can read, its oldest splits are first merged into runs. Each of the
+runs that these merges write has its own number of merges (decision 0015).
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from storage_core.compact.work import NO_MERGES, REASONS, Bounds, Flags, Ints, M
 from storage_core.data.settings.layout import MOST_GENERATIONS, MOST_RUN_INPUTS, CompactionSettings, Mode
 
 FINALIZED = MOST_GENERATIONS + 1
-"""Smallest number of merges that marks a sorted run.
+"""The smallest number of merges of a split that belongs to a sorted run.
 
 This number is above every merge level that can be configured.
 """
 
 LATE_SHARE = 1 / 10
-"""The maximum share of late bytes in a finalized group. A group with a larger share of late bytes is finalized again.
+"""The maximum share of late bytes in a finalized group. Above this share of late bytes, the group is finalized again.
 
 So a finalization rewrites at most ten bytes per late byte.
 """
@@ -51,13 +52,13 @@ So a finalization rewrites at most ten bytes per late byte.
 MOST_RUNS = 256
 """Maximum number of runs that are merged in parts.
 
-A run of several splits counts twice, because a part may read two of its splits.
+A run of several splits counts as two runs, because a part of the merge may read two splits of the run.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Splits:
-    """Splits as columns, with one row per split. The rows are ordered by group and then by age, oldest first.
+    """Arrays of metrics, with one element per split. The splits are ordered by group, then by age (oldest first).
 
     - `group`: the number of the group, from 0 without gaps.
     - `merges`: the number of merges that the split went through.
@@ -66,7 +67,7 @@ class Splits:
     - `added_ms`: the time when the split became live.
     - `high_delete_ratio`: whether too many rows of the split are deleted.
     - `skipped`: whether merges skip the split for now.
-    - `cold`: whether the window is cold, one element per group.
+    - `cold`: for each group, whether the window of the group is cold.
     """
 
     group: Ints
@@ -97,9 +98,9 @@ class Rules:
 def choose(splits: Splits, rules: Rules) -> Merges:
     """Return the pending merges, ordered by group. No split is in two merges.
 
-    Equal columns give equal merges. The Python code takes one step per merge. The Python code takes no step for a split
-    or a group without work. If plans and merges are repeated, every group reaches a state without further merges
-    (`pipelines.commands.policy_simulation.simulate`).
+    For equal input columns, the function returns equal merges. The Python code takes one step per merge. The Python
+    code does not loop over splits or groups that need no merge. If plans and merges are repeated, every group reaches a
+    state without further merges (`pipelines.commands.policy_simulation.simulate`).
     """
     if not len(splits.group):
         return NO_MERGES
@@ -117,7 +118,8 @@ def choose(splits: Splits, rules: Rules) -> Merges:
 class _Groups:
     """Metrics per group. Only `top` includes skipped splits. `small` has one element per row.
 
-    `top` is the greatest number of merges. `outside` counts the splits that are not in the sorted run.
+    `top` is the greatest number of merges that a split of the group has stored. `outside` counts the splits that are
+    not in the sorted run.
     """
 
     count: Ints
@@ -137,11 +139,11 @@ class _Groups:
         return self.outside_bytes > LATE_SHARE * self.bytes
 
     def run_number(self) -> Ints:
-        """Return the number of merges that each output stores after a merge of a whole group."""
+        """Return the number of merges that the output splits store if a merge reads a whole group."""
         return np.maximum(FINALIZED, self.top + 1)
 
     def number(self, group: Ints, count: Ints, otherwise: Ints) -> Ints:
-        """Return the number of merges that each output stores. Each merge reads `count` splits of its `group`.
+        """Return the number of merges that each output split stores. Each merge reads `count` splits of its `group`.
 
         A merge of a whole group makes one sorted run.
         """
@@ -172,7 +174,7 @@ def _metrics(splits: Splits, rules: Rules) -> _Groups:
 
 
 def _finalized(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Merges:
-    """Return one merge per group that becomes one run."""
+    """Return one merge for each group that must become one sorted run."""
     many, late = groups.outside > rules.settings.most_files, groups.is_late()
     wanted = groups.is_whole(rules) & (groups.count > 1) & (groups.outside > 0) & (late | many)
     if rules.mode is Mode.POLICY:
@@ -206,9 +208,9 @@ def _in_parts(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Mer
 
 
 def _into_runs(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Merges:
-    """Return merges of the oldest splits of groups with too many runs.
+    """For each group with too many runs, return merges of its oldest splits.
 
-    There are as few merges as needed, and only in groups without other work.
+    The function returns as few merges as needed, and only for groups in which no other merge is chosen.
     """
     large = _large(splits, groups, rules)
     large[splits.group[~free & ~splits.skipped]] = False
@@ -254,7 +256,7 @@ def _runs(splits: Splits, wanted: Flags) -> Ints:
 
 
 def _by_generation(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Merges:
-    """Return the merges within one merge level, which keep the write amplification constant per level.
+    """Return merges of splits with the same merge level. A row is rewritten about once per merge level.
 
     The rows of one lane have the same group, merge level and age class.
     """
@@ -264,7 +266,7 @@ def _by_generation(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -
     rows = np.flatnonzero(groups.small & free & (splits.merges < settings.generations))
     old = splits.added_ms[rows] <= rules.now_ms - settings.mature_after_ms
     lane = (splits.group[rows] * settings.generations + splits.merges[rows]) * 2 + old
-    order = np.argsort(lane, kind="stable")  # The rows of a lane stay in the same order.
+    order = np.argsort(lane, kind="stable")  # A stable sort keeps the order within a lane.
     rows, lane = rows[order], lane[order]
     ready = _ready(lane, splits.bytes[rows], rules)
     rows, lane = rows[ready], lane[ready]
@@ -282,7 +284,7 @@ def _by_generation(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -
 
 
 def _ready(lane: Ints, bytes_: Ints, rules: Rules) -> Flags:
-    """Return for each split whether the lane of the split has enough splits or enough bytes for a merge."""
+    """Return, for each split, whether its lane (group, level, age) has enough splits or bytes for a merge."""
     first = np.flatnonzero(np.diff(lane, prepend=-1))
     count = np.diff(first, append=len(lane))
     enough = np.add.reduceat(bytes_, first) >= rules.target_bytes if len(first) else first > 0
@@ -305,7 +307,7 @@ class _Parts:
 
 
 def _parts(splits: Splits, rows: Ints, lane: Ints, rules: Rules, *, most: int, to_target: bool = False) -> _Parts:
-    """Divide each lane of splits into parts that one merge may read. A part has at most `most` splits.
+    """Divide the splits of each lane into parts that are small enough for one merge. A part has at most `most` splits.
 
     A lane is a set of splits that one merge may combine. The first part of a lane begins at the oldest split of the
     lane. A split that is too large for a merge forms a part alone. With `to_target`, parts end at the target size.
@@ -331,7 +333,7 @@ def _parts(splits: Splits, rows: Ints, lane: Ints, rules: Rules, *, most: int, t
 def _room(values: Ints, most: int) -> Ints:
     """Return, for each position, the end of the longest slice that starts at this position.
 
-    The values in a slice add up to at most `most`.
+    The sum of the values in a slice is at most `most`.
 
     A slice has at least one element, even if this element is greater than `most`.
     """
@@ -352,7 +354,7 @@ def _hops(following: Ints) -> Ints:
 
 
 def _many_small_files(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Merges:
-    """Return merges of small splits, for groups that do not become one run.
+    """Return merges of small splits, for groups that cannot be merged into one run.
 
     These groups are too large, have too many splits, or have too few late bytes.
     """

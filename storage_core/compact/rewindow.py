@@ -1,6 +1,7 @@
 """Rewrites of splits whose windows or sort order differ from the settings of the table.
 
-- Splits of windows of a former duration are rewritten in the table's windows (decision 0006).
+- If the table's window duration changes, the splits with the former duration are rewritten into windows of the new
+  duration (decision 0006).
 - Splits of cold windows are rewritten in longer windows (decision 0006).
 - Splits of another sort schema are rewritten in the table's sort order (decision 0006).
 
@@ -59,7 +60,7 @@ class RewindowTask:
 
     @property
     def operation(self) -> str:
-        """The operation name of the commit with the result."""
+        """The operation name of the commit that adds the rewritten splits."""
         order = nameless(self.context.order.text)
         is_kept = all(add.sortSchema is None or nameless(add.sortSchema) == order for add in self.inputs)
         return OPERATION if is_kept else RESORT_OPERATION
@@ -81,9 +82,9 @@ def plan(
 ) -> list[RewindowTask]:
     """Return the tasks for splits with windows of the wrong duration, by window.
 
-    There are no tasks for a table without windows. The right duration is the duration of the table. If the table joins
-    cold windows, a longer duration is right for windows that ended long enough ago. A compaction and this plan omit the
-    same splits:
+    There are no tasks for a table without windows. The right duration of a window is usually the window duration that
+    the table configures. If the table joins cold windows into longer windows, the longer duration is right for windows
+    that ended long enough ago. A compaction and this plan omit the same splits:
     - splits without a sort schema, or with a sort schema that does not fit the table now
     - splits before the start of compaction
     - expired splits
@@ -210,7 +211,7 @@ def _by_window(adds: list[Add], duration: int) -> Iterator[list[Add]]:
 
 
 def execute(store: ObjectStore, task: RewindowTask, *, ids: Ids, now_ms: int) -> Rewrite:
-    """Write the visible rows of the inputs in the windows of the context. Return the actions that replace the inputs.
+    """Write the visible input rows into the windows of `task.context`. Return the actions that replace the inputs.
 
     A second execution writes new files. Only one of the results can be committed. Raises the errors of `open_split`,
     and `InvalidInput` for columns of different types. One GET per input, one PUT per output. The rows of the inputs are

@@ -71,10 +71,10 @@ def run_compact(job: JobRun[Compact]) -> JobReport:
 
     A merge that is too large for one task has its own commit. Before the merges, the run rewrites splits into windows
     of another duration. The mode `REWINDOW` rewrites all splits with windows of the wrong duration. The mode `POLICY`
-    rewrites splits of cold windows. In this mode, one run rewrites no more splits than it may replace (decision 0006).
-    The mode `RESORT` rewrites all splits of another sort schema. The new splits have the table's sort order (decision
-    0006). With `most_bytes`, a run reads at most this number of bytes in total. The run takes the newest pieces first
-    (decision 0037).
+    rewrites splits of cold windows. In the mode `POLICY`, one run rewrites at most as many splits as a run may replace
+    (decision 0006). The mode `RESORT` rewrites all splits of another sort schema. The new splits have the table's sort
+    order (decision 0006). With `most_bytes`, a run reads at most this number of bytes in total. The run takes the
+    newest pieces first (decision 0037).
 
     Rows that are deleted concurrently are hidden in the output. If a window fails, all other windows are still
     committed. If another commit changed a window, the run plans this window again (`job.carry_out`). At the end, the
@@ -106,7 +106,7 @@ def _predicted(job: JobRun[Compact], work: Pieces) -> Prediction:
 
 
 def _compacted(job: JobRun[Compact], outcome: GroupsOutcome, work: Pieces) -> JobReport:
-    """Do the work and add it to the outcome of earlier plans."""
+    """Execute the pieces in `work`, and add the results to `outcome`, which contains the results of earlier plans."""
     outcome.take(rewindow(job, work.rewindowed))
     for part in work.merges.parts():
         large = [task for task in part if is_too_large(task)]
@@ -164,7 +164,7 @@ def _failure(outcome: GroupsOutcome) -> TidemarkError:
     """Return the error of the first failed window, with all failed windows and the committed versions."""
     failed = outcome.failed_by_start()
     skipped = ", and their inputs are skipped for a day" if any(each.lasting for _, each in failed) else ""
-    # Commits that only write mergeskips are omitted.
+    # Commits that only record splits to skip (mergeskips) are omitted.
     versions = listed([each.version for each in outcome.commits if each.windows])
     others = f"All other work is committed in version {versions}" if versions else "No window was compacted"
     which = listed([window_name(window) for window, _ in failed])
@@ -175,10 +175,11 @@ def _failure(outcome: GroupsOutcome) -> TidemarkError:
 def resource_of(wanted: WindowRange, window_seconds: int | None) -> str:
     """Return the lease of a run on these windows. Runs with different first windows can run concurrently.
 
-    There is one lease per first window. Two runs on overlapping ranges with different starts have different leases. At
-    its commit, the second run then finds that its inputs were replaced. Two runs share a lease if the starts of their
-    first windows differ by a multiple of `LANES` windows. The shared leases limit the number of leases of a table. If
-    ranges consist of whole days, their starts differ by multiples of 24 or 96 windows. `LANES` is therefore a prime.
+    The name of a lease depends on the first window of the run. Two runs on overlapping ranges with different starts
+    have different leases. At its commit, the second run then finds that its inputs were replaced. Two runs share a
+    lease if the starts of their first windows differ by a multiple of `LANES` windows. The number of leases of a table
+    is limited, because many windows share a lease. If ranges consist of whole days, their starts differ by multiples of
+    24 or 96 windows. `LANES` is therefore a prime.
     """
     if wanted.null_only:
         lane = NULL_WINDOW
@@ -337,7 +338,7 @@ def compact_groups(
 
     A failure affects only its own window. If inputs make a merge fail, these inputs are skipped for a day. A window
     also fails if another commit changed it. If Spark or the store fails for a whole group, all windows of this group
-    fail. Raises `Fenced` if another run took over. Groups that were committed before stay committed.
+    fail. Raises `Fenced` if another run took over. Groups that the run already committed are not undone.
     """
     outcome, groups = GroupsOutcome(), grouped(planned, limits)
     items = [[{"tasks": [each.to_json() for each in bundle]} for bundle in bundled(group, limits)] for group in groups]
@@ -379,7 +380,7 @@ def _note_failures(merges: Sequence[Executed], outcome: GroupsOutcome) -> None:
 
 
 def _windows_hit(error: TidemarkError, merges: Sequence[Executed]) -> set[Window]:
-    """Return the windows that read the split in the error, or all windows if the error contains no such split."""
+    """Return the windows whose merges read the split in the error, or all windows if the error names none."""
     path = error.context.get("path") if isinstance(error, CommitConflict) else None
     hit = {each.window for each in merges if any(add.path == path for add in each.task.inputs)}
     return hit or {each.window for each in merges}
@@ -417,8 +418,8 @@ def _skips(job: JobRun[Compact], merge: Executed) -> Sequence[Action]:
 def merge_in_parts(job: JobRun[Compact], planned: Sequence[CompactionTask]) -> GroupsOutcome:
     """Execute these merges one after the other, and commit each merge when all of its parts have ended.
 
-    If a part fails, the window of the merge fails. Nothing of the merge is committed, and the files of its parts are
-    orphans. Raises `Fenced` if another run took over.
+    If one part of a merge fails, the run reports a failure for the window of this merge. Nothing of the merge is
+    committed, and the files of its parts are orphans. Raises `Fenced` if another run took over.
     """
     outcome = GroupsOutcome()
     for task in planned:
@@ -436,7 +437,7 @@ def merge_in_parts(job: JobRun[Compact], planned: Sequence[CompactionTask]) -> G
 def _executed_in_parts(job: JobRun[Compact], task: CompactionTask) -> list[Executed]:
     """Execute the parts of a merge.
 
-    Return the parts with their answers. If some parts failed, return only the failed parts.
+    Return each part together with the answer of its task. If some parts failed, return only the failed parts.
     """
     located = partial(_located, job)
     several = divide(task, partial(_sampled, job, len(task.inputs)), located, operation_id=job.log.ids.uuid())
@@ -545,7 +546,7 @@ def merge_several(place: TaskEnvironment, item: Item) -> Answer:
 
 
 def _merged(place: TaskEnvironment, text: str) -> Answer:
-    """Execute one task. Return any error as an answer, because the error affects only the window of the merge.
+    """Execute one task. Return an error as the answer instead of raising it, because only one window is affected.
 
     `lasting` in the answer is True if the same inputs would fail again.
     """

@@ -1,4 +1,4 @@
-"""Units of compaction work: merges as columns, tasks as JSON, and mergeskips.
+"""Units of compaction work: merges as columns, tasks as JSON, and records of skipped splits (mergeskips).
 
 - `Merges` contains the merges that the policy selected, as columns. A window of a million splits has eighty thousand
   merges. Only the merges of the next run are loaded as Python objects.
@@ -45,8 +45,8 @@ any time, the driver has only a part of these splits as Python objects and as JS
 class Reason(StrEnum):
     """The reason of a merge.
 
-    A merge level has many splits or many bytes. Or the window has late data, too many files, or deleted rows. Or a user
-    requested the merge.
+    A merge is due if a merge level has many splits or many bytes. A merge is also due if the window has late data, too
+    many files, or deleted rows. A user can also request a merge.
     """
 
     COUNT = "count"
@@ -77,8 +77,8 @@ class Merge:
 class Merges:
     """Merges as columns. `rows` has the inputs of all merges one after the other.
 
-    Merge i reads `count[i]` of these rows. `rows` are positions in the columns of the policy. `merges` is the number of
-    merges that the outputs store. `reason` is a position in `REASONS`.
+    Merge i reads `count[i]` of these rows. Each element of `rows` is the position of a split in the columns of
+    `policy.Splits`. `merges` is the number of merges that the outputs store. `reason` is a position in `REASONS`.
     """
 
     rows: Ints
@@ -135,7 +135,8 @@ def in_order(parts: Sequence[Merges]) -> Merges:
         merges=np.concatenate([each.merges for each in parts]),
         reason=np.concatenate([each.reason for each in parts]),
     )
-    # The positions of splits ascend by group. The order by the oldest split is therefore also an order by group.
+    # The positions of splits ascend by group. Sorting the merges by their oldest split therefore also sorts the merges
+    # by group.
     return whole.take(np.argsort(whole.rows[whole.first], kind="stable"))
 
 
@@ -213,7 +214,7 @@ class Part:
     replaces: Mapping[str, int]
 
     def to_object(self) -> dict[str, Any]:
-        """Return the JSON object that `from_object` converts to an equal record."""
+        """Return this record as a JSON object. `from_object` converts the JSON object back to an equal record."""
         ranges = [list(each) for each in self.row_ranges]
         columns = base64.b64encode(self.columns.serialize()).decode()
         said = {"columns": columns, "operationId": self.operation_id, "replaces": dict(self.replaces)}

@@ -11,7 +11,7 @@ To add a step:
    `tidemark`.
 2. Write `run_<name>(job)` in the module `home` of the entry. The module `home` is in the folder with the code that does
    the work of the step. `job.carry_out` runs the loop of the step (`storage_core.log.job_run`). The arguments of
-   `job.carry_out` are functions that plan, predict, and do the work.
+   `job.carry_out` are three functions: one plans the work, one predicts the cost, and one does the work.
 3. Put larger work into a function with two arguments, a location and a work item. Mark the function with `as_task`.
    `job.map` runs the function in this process or in Spark.
 4. If the storage shows when the step has work, write `due_<name>(inputs)` in the same module and set `is_observable`.
@@ -100,7 +100,7 @@ class TableOptions(RunOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasedOptions(TableOptions):
-    """The options of the steps of one table that take a lease."""
+    """The options of steps that work on one table and take a lease on the table."""
 
     wait_ms: Annotated[
         int,
@@ -256,7 +256,9 @@ class RawLogOptions(RunOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribute(RawLogOptions):
-    """The missing chunks to give up. `WRITER:LAST` gives up the missing chunks of a writer up to chunk number LAST."""
+    """Options that select the missing chunks for which `distribute` stops waiting. `WRITER:LAST` gives up the missing
+    chunks of a writer up to chunk number LAST.
+    """
 
     skip_gaps: Annotated[
         tuple[str, ...],
@@ -298,7 +300,7 @@ class RefreshCatalog(RunOptions):
 
 
 class Landing(Protocol):
-    """The landing location of a table's rows, in the form of the table's declaration."""
+    """The location where new rows of a table arrive, with the same fields as in the table's declaration file."""
 
     @property
     def is_delta(self) -> bool:
@@ -629,7 +631,7 @@ OTHER_STEPS: Final = (
     Step(
         name="collect_raw",
         home="storage_core.raw_log_steps",
-        summary="Delete the chunks of a raw log that every table has and that are older than its retention.",
+        summary="Delete raw log chunks that every table has received and that are older than the raw log's retention.",
         options=CollectRaw,
         asset="raw_collected",
         promise="Chunks that are in every table and older than the retention are deleted.",
@@ -649,7 +651,9 @@ OTHER_STEPS: Final = (
 
 STEPS: Final[Mapping[str, Step]] = {each.name: each for each in (*TABLE_STEPS, *OTHER_STEPS)}
 OBSERVABLE: Final = frozenset(each.name for each in TABLE_STEPS if each.is_observable)
-"""The steps whose pending work can be seen in the storage. Collections and checks run on schedules instead."""
+"""The steps whose pending work can be seen in the storage. Collections and checks have no observable pending work, so
+they run on schedules.
+"""
 
 STEP_OF: Final[Mapping[type[RunOptions], Step]] = {each.options: each for each in STEPS.values()}
 

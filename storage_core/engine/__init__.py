@@ -1,1 +1,1 @@
-"""The check of SQL from outside, and the DuckDB sessions that run it."""
+"""The check of SQL that users or programs pass to Tidemark, and the DuckDB sessions that run this SQL."""

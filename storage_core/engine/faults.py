@@ -1,8 +1,8 @@
 """Tidemark's own error texts for the faults that DuckDB finds in a statement.
 
 Messages never contain DuckDB's own text. `fault_of` translates the errors that users see. For every other error,
-`fault_of` returns a general sentence. If DuckDB's error contains a position in the statement, the general sentence
-contains the same position. The library's error remains the cause of the raised error.
+`fault_of` returns a general sentence. If DuckDB's error contains a position in the statement, the sentence that
+replaces the error contains the same position. The library's error remains the cause of the raised error.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ _GENERAL: Final = {
 def _place(mark: re.Match[str] | None) -> str:
     """Return the marked part of the statement, or an empty text.
 
-    DuckDB cuts a long line and writes dots at the cut. If DuckDB writes no line for the mark, the result is empty.
+    DuckDB cuts a long line and writes dots at the cut. The result is empty if DuckDB's message does not contain the
+    marked line of the statement.
     """
     if mark is None:
         return ""
@@ -175,7 +176,7 @@ _RE2_FAULTS: Final = {
 
 
 def re2_fault(text: str) -> str | None:
-    """Return the fault in the text of an error of RE2, or None for a fault without a known name."""
+    """Return our description of the fault that an RE2 error names. Return None if RE2's name is unknown."""
     return next((said for name, said in _RE2_FAULTS.items() if text.startswith(name)), None)
 
 

@@ -46,7 +46,7 @@ _NESTED: Final = frozenset({"array", "list", "map", "struct", "tuple", "union"})
 
 
 def reject_lossy_types(answer: duckdb.DuckDBPyRelation) -> None:
-    """Raise `InvalidInput` for a column whose type, at any depth, Arrow data cannot represent exactly."""
+    """Raise `InvalidInput` for a column if Arrow data cannot represent its type or a type inside it exactly."""
     for name, type_ in zip(answer.columns, answer.types, strict=True):
         for each in _all(type_):
             if each.id in _CHANGED:
@@ -63,7 +63,7 @@ def _all(type_: duckdb.sqltypes.DuckDBPyType) -> Iterator[duckdb.sqltypes.DuckDB
     yield type_
     if type_.id in _NESTED:
         for _, child in type_.children:
-            if not isinstance(child, int | list):  # an integer is the size of an array
+            if not isinstance(child, int | list):  # an integer child of an array type is the length of the array
                 yield from _all(child)
 
 
@@ -126,14 +126,14 @@ def session(
         connection = duckdb.connect(config=config)
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET enable_progress_bar = false")  # the progress bar would write to standard output
-    # The pass `statistics_propagation` computes min and max from the bounds of one file. For floats, which may be NaN,
-    # the pass returns NaN and -0.0 instead of the right values.
+    # The pass `statistics_propagation` computes min and max from the bounds of one file. For float columns, which may
+    # contain NaN, the pass `statistics_propagation` returns NaN and -0.0 instead of the right values.
     connection.execute("SET disabled_optimizers = 'statistics_propagation'")
-    connection.execute("SET parquet_metadata_cache = true")  # each query is bound several times, with all its files
+    connection.execute("SET parquet_metadata_cache = true")  # without a cache, DuckDB reads the metadata several times
     if limits is not None and folder is not None:
         # DuckDB accepts this setting in `connect` but does not keep it.
         connection.execute(f"SET max_temp_directory_size = '{-(-limits.spill_bytes // _MIB)}MiB'")
-    if files:  # allow each file by its name, and by the pattern that matches only this name
+    if files:  # allow each file by its name, and by its name with escaped `*`, `?` and `[`
         names = [text for path in files for text in {str(path), literally(path)}]
         connection.execute("SET allowed_paths = ?", [names])
     connection.execute("SET enable_external_access = false")

@@ -122,7 +122,7 @@ MACROS = words("""
     list_stddev_pop list_stddev_samp list_string_agg list_sum list_var_pop list_var_samp map_contains_entry
     map_contains_value md5_number_lower md5_number_upper nullif regexp_split_to_table split_part wavg weighted_avg
 """)
-"""Macros that call the other functions."""
+"""Macros of DuckDB. The definition of each macro calls the functions above."""
 
 COPYING = words("""
     array_pop_back array_to_string array_to_string_comma_default fmod json_group_array json_group_object
@@ -154,7 +154,9 @@ TYPES = words("""
 NESTED_TYPES = words("""
     ARRAY ENUM JSON LIST MAP ROW STRUCT TUPLE UNION
 """)
-"""Types that contain other values. The text of a nested value quotes its contents, so the text is longer."""
+"""Types that contain other values. The text of a nested value also contains quotes around the inner texts, so the text
+is longer than the value.
+"""
 
 OF_ONE_ROW = words("""
     != !~~ !~~* % & && * ** + - ->> / // < << <= = > >= >> ^ ^@ __between abs acos acosh add ascii asin asinh
@@ -343,12 +345,12 @@ def text_of(expression: Node) -> str:
 
 
 def parser() -> duckdb.DuckDBPyConnection:
-    """Return a cursor of this process's confined session, for parsing and for queries of DuckDB's own lists."""
+    """Return a cursor of this process's restricted DuckDB session, which parses SQL and lists DuckDB's functions."""
     return _parser(os.getpid()).cursor()
 
 
 def check(tree: Node, text: str, *, tables: Collection[str], what: str = "query", given: str | None = None) -> None:
-    """Raise `InvalidInput` unless every part of the tree is known and the query reads only valid tables.
+    """Raise `InvalidInput` unless every part of the syntax tree is known and the query reads only valid tables.
 
     The valid tables are `tables` and the query's own common tables. Errors quote `given` in place of `text`, like the
     errors of `parse`.
@@ -466,7 +468,9 @@ def _from_type(pivot: Node) -> bool:
 
 
 def _part(name: str) -> str:
-    """Return the reason why an unknown part of SQL is refused. `name` is the parser's name of the part."""
+    """Return the reason why an unknown part of SQL is refused. `name` is the name that DuckDB's parser uses for the
+    unknown part of SQL.
+    """
     return (
         f"the text contains a part of SQL that is not allowed ({name.lower().replace('_', ' ')}). Leave this part out"
     )
@@ -578,7 +582,7 @@ def require_repeatable(text: str, columns: Collection[str], what: str) -> None:
 def unstable() -> frozenset[str]:
     """Return the lower-case names of functions and macros that may return another value for the same arguments.
 
-    The result does not contain `age` with one argument.
+    The function `age` with one argument depends on the current date, but the result does not contain `age`.
     """
     listed = parser().execute(_LISTED).fetchall()
     found = LISTED_AS_CONSISTENT | {str(name).lower() for (name,) in listed}
@@ -608,7 +612,7 @@ def _first(tree: Node, columns: Collection[str], functions: Collection[str]) -> 
 
 @functools.lru_cache(maxsize=256)
 def _has_value_without_table(name: str) -> bool:
-    """Return whether a word that is not a column has a value in DuckDB, as `current_date` has."""
+    """Return whether DuckDB evaluates a bare word without a table, for example `current_date`."""
     import duckdb
 
     quoted = name.replace('"', '""')
@@ -672,7 +676,8 @@ def _described(value: object) -> str:
             return f"a value of the type {shortened(type(value).__name__)}. {_CONSTANTS}"
 
 
-# Values for the parameters of a query (`?`, `$1` or `$name`), written as DuckDB's own literals in its text.
+# This section replaces the parameters of a query (`?`, `$1` or `$name`) in the query text with values. The values are
+# written as DuckDB literals.
 #
 # So a query with values becomes an ordinary SELECT, which is checked, pruned and run like any other query.
 

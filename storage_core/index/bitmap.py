@@ -41,9 +41,9 @@ _MAGIC_BYTES = 8  # the magic number of an Arrow file with the padding after it
 class ColumnValues:
     """The distinct values of a column in some rows, and for each value the position of its bitmap.
 
-    `keys` are the values as keys of `data.rows.codes`. If some rows have no value, `offsets` and `lengths` have one
-    additional entry for the bitmap of these rows. `checksums` are the xxh3-64 of the bitmaps. In segments of early
-    releases of 0.1, `checksums` is None and no bitmap contains the rows without a value.
+    `keys` contains the values, encoded as sort keys by `data.rows.codes`. If some rows have no value, `offsets` and
+    `lengths` have one additional entry for the bitmap of these rows. `checksums` are the xxh3-64 of the bitmaps. In
+    segments of early releases of 0.1, `checksums` is None and no bitmap contains the rows without a value.
     """
 
     type: pa.DataType
@@ -81,7 +81,7 @@ class ColumnBitmaps:
             return BitMap.union(BitMap(), *(BitMap.deserialize(bytes(each)) for each in encoded))
 
     def widened(self, kind: pa.DataType) -> ColumnBitmaps:
-        """Return the same bitmaps with values of the column's current type.
+        """Return the bitmaps unchanged, with the values converted to the column's current type.
 
         Raises `Corrupt` if the types are incompatible.
         """

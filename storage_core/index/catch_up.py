@@ -40,9 +40,9 @@ from storage_core.store.contract import ObjectStore
 class CatchUpWork:
     """One split to index, with everything that a task needs.
 
-    `schema_string` is the table's schema as Spark JSON. The `answering` segments already cover some rows of the split.
-    The task indexes only the other rows. `translations` map the rows of the `answering` segments to rows of the split.
-    `origins` are the splits from which the rows came.
+    `schema_string` is the table's schema as Spark JSON. The segments in `answering` already cover some rows of the
+    split. The task indexes only the rows that no segment in `answering` covers. `translations` map the rows of the
+    `answering` segments to rows of the split. `origins` are the splits from which the rows came.
     """
 
     definition: IndexDefinition
@@ -144,9 +144,9 @@ def merge_all(
 
     Return the merges, and the translations that no index needs after the merges.
 
-    `merge` executes work items and returns the results of the items that it executed. These results are merged again
-    with other segments, until `merge` executes no item. Then the remaining segments are trained again if the plans
-    require this training.
+    `merge` executes work items and returns the results of the items that it executed. The function merges the results
+    with other segments again, until a call of `merge` returns no results. Then the remaining segments are trained again
+    if the plans require this training.
     """
     stale = {path for each in plans for path in each.stale}
     live = {path: each for path, each in snapshot.segments.items() if path not in stale}
@@ -228,7 +228,8 @@ def _work(snapshot: Snapshot, covered: Coverage, add: Add) -> CatchUpWork:
 def _idle(snapshot: Snapshot, covered: Iterable[Coverage]) -> tuple[str, ...]:
     """Return the translations that no index needs.
 
-    An unneeded translation is on no path from a segment to a live split. `covered` is the coverage of all indexes.
+    An index needs a translation if the translation connects a segment with a live split that contains rows of the
+    segment. `covered` is the coverage of all indexes.
 
     If an index does not cover a split, the last translations before the split are kept. A run that is still active may
     have indexed rows that moved to this split.

@@ -39,7 +39,9 @@ def reading(what: str) -> Iterator[None]:
 
 @contextmanager
 def writing(what: str, *, room_bytes: int) -> Iterator[None]:
-    """Raise `Unavailable` for every failure while files are built. The input is valid, so the machine is the cause."""
+    """Raise `Unavailable` for every failure while files are built. Because the input is valid, the failure must come
+    from the machine, for example from a full disk.
+    """
     try:
         with check_free_resources(what, size=room_bytes):
             yield

@@ -48,7 +48,7 @@ _CHUNK_ROWS = 500_000
 _HEAP_BYTES = 1_000_000_000  # an upper bound: memory is allocated page by page as documents arrive
 _BATCH_ROWS = 10_000
 _ROOM_PER_TEXT = 4  # the bytes of memory that indexing takes per byte of text
-_SPARE_HITS = 64  # the number of additional hits, which often show that no other hit has the last hit's score
+_SPARE_HITS = 64  # the number of additional hits, which often show that no later hit has the score of the last hit
 _PAGE_HITS = 250_000
 _ROW_BITS = 32  # the row numbers of a split have at most 32 bits
 
@@ -235,8 +235,8 @@ def parse(
 
     `kib*` matches all words with this prefix. `kibana~1` and `kibana~2` match words that differ from `kibana` by at
     most one or two changes (`text_queries`). `NOT` and `-` exclude rows from the matches of their group. If the group
-    has no other clause, `NOT` and `-` exclude rows from the whole table. The group then matches the remaining rows with
-    the score 0.
+    has no other clause, `NOT` and `-` exclude rows from the whole table. The group then matches the rows that are not
+    excluded, and each matching row gets the score 0.
 
     An invalid text is read as a query for any of its words. A text is invalid in these cases:
 
@@ -395,7 +395,7 @@ _GREATEST = 2**64 - 1
 
 
 def matches(query: TextQuery, searcher: Searcher) -> Iterator[tuple[int, BitMap]]:
-    """Yield the matching rows of each source. A source is the position of a segment among the composed segments.
+    """Yield the matching rows of each source. A source is a position in the list of segments of the searcher.
 
     The rows of a source may be yielded in several pieces.
 
@@ -456,9 +456,9 @@ def snippets(query: TextQuery, rows: pa.Table) -> pa.StructArray:
     The fragment is null if nothing in the column matches.
 
     Matching words are enclosed in `<b>` and `</b>`. The characters `<`, `>`, `&` and both quotes of the text are
-    escaped. The tokenizer of the column determines the words. Each word of a searched phrase is a matching word. All
-    words that match a prefix, a fuzzy word or a range are also matching words. Words after NOT are not marked. Memory
-    is a few times the size of the texts.
+    escaped. The tokenizer of the column determines the words. Each word of a searched phrase is a matching word. If the
+    query contains a prefix, a fuzzy word or a range, every word that it matches is also a matching word. Words after
+    NOT are not marked. Memory is a few times the size of the texts.
 
     Raises:
         Unavailable: The machine lacks memory.

@@ -34,9 +34,10 @@ A block takes 12 KiB. Reading 12 KiB adds little to the time of a request.
 """
 
 MOST_ROOM: Final = 2
-"""The maximum space of blocks with equal length, divided by the space of the keys.
+"""The maximum ratio of the bytes of equally long blocks to the bytes of the keys in these blocks.
 
-If equal blocks need more space, the file has a single block with all keys.
+If blocks of equal length would need more than `MOST_ROOM` times the bytes of the keys, the file has a single block with
+all keys.
 """
 
 _HEAD = struct.Struct("<II")
@@ -159,8 +160,8 @@ def _files(keys: HashedRows) -> dict[str, bytes]:
 def _hashes(rows: pa.Table, key: Sequence[str]) -> Hashes:
     """Return one hash per row.
 
-    A key with a null has the hash 0. Only other writers store a key with a null, and no lookup searches for a key with
-    a null.
+    A key with a null has the hash 0. Only programs other than Tidemark store a key with a null, and no lookup searches
+    for a key with a null.
     """
     is_key: Mask = np.ones(rows.num_rows, np.bool_)
     for name in key:

@@ -3,7 +3,8 @@
 A segment uses the row numbers of the split over which it was built. When rows move, a translation records the new
 positions, and the segment is not rewritten. `RowTranslations` follows the translations from a segment to the live
 splits. A row has no position in three cases (decision 0019). A translation dropped the row, or the split of the row
-left the table. In the third case, another segment covers the row and needs fewer translations to the live split.
+left the table. In the third case, another segment covers the row and needs fewer translations to the live split than
+this segment.
 
 `store_translation` stores a translation. `SegmentCache` keeps the unpacked files of segments.
 """
@@ -49,7 +50,7 @@ MapOf = Callable[[Translation], TranslationMap]
 """A function that returns the verified map of a translation. Raises the errors of `load_map`."""
 
 PartOf = Callable[[CoveredRows], BitMap]
-"""A function that returns the covered rows of a segment that covers only a part of a split.
+"""A function that returns a bitmap of rows, for a segment that covers only a part of a split.
 
 Raises the errors of `segments.load`.
 """
@@ -134,7 +135,7 @@ def read_map(data: bytes, translation: Translation) -> TranslationMap:
 
 @dataclass(frozen=True, slots=True)
 class RowTranslations:
-    """The translations from the rows of segments to the current positions of these rows in some live splits."""
+    """The translations that map rows of segments to their current positions in live splits."""
 
     live: Collection[str]
     nearest: Nearest
@@ -155,7 +156,7 @@ class RowTranslations:
         return RowTranslations(live, Nearest.of(segments), by_input(translations), map_of, part_of)
 
     def translations(self, segment: IndexSegment) -> list[Translation]:
-        """Return the translations that rows of the segment may have passed through."""
+        """Return the translations that may have moved rows of the segment."""
         waiting, found = list(segment.covers), dict[str, Translation]()
         while waiting:
             split = waiting.pop()
@@ -212,9 +213,9 @@ class RowTranslations:
                 waiting.extend(self._moved(translation, name, own, rows))
 
     def _left(self, split: str, rows: Positions, segment: IndexSegment) -> Positions:
-        """Return the indices of the elements of `rows` that no nearer segment covers.
+        """Return the indices of the elements of `rows` that no segment with fewer translations covers.
 
-        A nearer segment needs fewer translations to the live splits.
+        The comparison counts the translations that each segment needs to the live splits.
         """
         whole = self.nearest.whole.get(split)
         if whole is not None:
@@ -297,7 +298,7 @@ class SegmentCache:
         *,
         rows: BitMap | None = None,
     ) -> Path:
-        """Return the directory of segment files built on demand for the split `add`, or for some of its rows.
+        """Return the directory of segment files that are built on demand for the split `add` or some of its rows.
 
         If the files are not cached, the builder of segments builds them from the rows, with one GET of the split.
         """

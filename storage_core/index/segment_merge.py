@@ -1,9 +1,9 @@
 """Merges of several segments into one, for every kind of index (decision 0019).
 
 - Full text: tantivy merges its files, and no text is read again. Only the separate file of the field `_row` contains
-  the row of a document. That file is rewritten with the row numbers of the merged segment. All other files stay
-  unchanged.
-- Bitmaps: the row numbers are permuted, and no row is read.
+  the row of a document. The file of the field `_row` is rewritten with the row numbers of the merged segment. All other
+  files stay unchanged.
+- Bitmaps: the merge changes the row numbers in the bitmaps, and does not read the rows of the splits.
 - Embeddings: the embeddings are read from the splits and encoded again.
 """
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import tantivy
 
 
-_HEAP_BYTES = 1_000_000_000  # an upper bound, as in `fulltext`. A writer with a full heap would write two segments.
+_HEAP_BYTES = 1_000_000_000  # an upper bound of the heap size. A writer with a full heap would write two segments.
 _DOCUMENTS_AT_ONCE = 100_000
 
 
@@ -101,7 +101,7 @@ def _renumber(directory: Path, target: Path, rows: Positions, definition: IndexD
         _write_rows(scratch, rows[numbers], definition)
         (written,) = scratch.glob("*.fast")
         linked = target / next(name for name in text_files.names_of(segment) if name.endswith(".fast"))
-        linked.unlink()  # The file is a link to the file of the part. Writing to the link would change the part.
+        linked.unlink()  # The link and the part share one file, so writing to the link would change the part.
         shutil.move(written, linked)
         shutil.rmtree(scratch)
 
@@ -152,8 +152,9 @@ def merge_bitmaps(
 ) -> dict[str, bytes]:
     """Merge several segments into one segment of `count` rows, and return its files.
 
-    Each part has the new number of each of its rows, or a negative number if the row is omitted. Each of the `count`
-    rows comes from a part. The files have the same bytes as those of a segment that is built directly over these rows.
+    Each part lists, for each of its rows, the row number in the merged segment. A negative number omits the row. Each
+    of the `count` rows of the merged segment comes from one of the parts. The files have the same bytes as the files of
+    a segment that `build` would create from these rows.
 
     Raises:
         Corrupt: Bitmaps contain a row twice, or a row that the part does not have.
@@ -229,9 +230,9 @@ class SegmentMerge:
     """A work item: segments to merge into one segment over `splits`, with everything that a task needs.
 
     If the segments cover only a part of a split, `origins` contains the splits from which these rows came.
-    `schema_string` is the schema of the table. `beside` contains the other segments that cover rows of these splits.
-    `translations` map the rows of all these segments to rows of the splits. If `again` is True, the embeddings are
-    trained again. The training starts from the codebook of the first segment.
+    `schema_string` is the schema of the table. `beside` contains the segments that cover rows of these splits and are
+    not merged. `translations` map the rows of all these segments to rows of the splits. If `again` is True, the
+    embeddings are trained again. The training starts from the codebook of the first segment.
     """
 
     definition: IndexDefinition
@@ -304,8 +305,8 @@ def plan(snapshot: Snapshot, covered: Coverage) -> tuple[SegmentMerge, ...]:
 def plan_training(snapshot: Snapshot, covered: Coverage, *, every: bool = False) -> tuple[SegmentMerge, ...]:
     """Return one work item for each segment of embeddings that must be trained again. Makes no request.
 
-    With `every`, all segments are trained again. Otherwise, a segment is trained again only if its imbalance is above
-    `retrain_imbalance_threshold`. A segment that was already trained again is excluded.
+    If `every` is True, all segments of embeddings are trained again. Otherwise, a segment is trained again only if its
+    imbalance is above `retrain_imbalance_threshold`. A segment that was already trained again is excluded.
     """
     if covered.definition.kind != "vector":
         return ()
@@ -348,11 +349,11 @@ def _groups(own: Sequence[IndexSegment], sizes: Mapping[str, int]) -> Iterator[l
 
 
 def _separable(covered: Coverage, group: Sequence[IndexSegment]) -> list[IndexSegment]:
-    """Return the segments with rows that can be identified by their origins.
+    """Return the segments whose rows can be identified by their origins (the splits from which the rows came).
 
-    The rows of a part of a split came from other splits. These other splits are the origins of the part. A segment is
-    excluded if rows outside the part come from the same origins as the rows of the part. A reader would mistake these
-    rows for rows of the part.
+    A segment can cover only a part of a split. The rows of this part came from other splits. The splits from which the
+    rows of a part came are the origins of the part. A segment is excluded if its part shares origins with rows outside
+    the part. A reader would mistake the rows outside the part for rows of the part.
     """
     kept = {each.path: each for each in group}
     while True:

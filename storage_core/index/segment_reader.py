@@ -48,8 +48,8 @@ from storage_core.store.contract import ObjectStore
 from storage_core.store.meter import all_of
 from storage_core.store.pieces import NOT_CACHED, CachedPieces, Data, KeptValues, Piece
 
-# Translation of a segment's row numbers to the matching rows of the live split. The segments were built over other
-# splits, or over parts of the split.
+# Translation of a segment's row numbers to the matching rows of the live split. A segment can be built over an older
+# split, or over a part of the live split.
 
 
 _AT_ONCE: Final = 4
@@ -324,7 +324,9 @@ class BitmapParts:
         self._answering: dict[str, tuple[Snapshot, IndexDefinition, AnsweringOf]] = {}
 
     def for_planning(self) -> BitmapParts:
-        """Return a copy with the cached parts. The copy counts the cost of a read, and adds nothing to this cache."""
+        """Return a copy with the cached parts. The copy counts the cost of a planned read, and adds nothing to the
+        original cache.
+        """
         found = BitmapParts(NOT_CACHED)
         found._kept, found._answering = self._kept.copy(), self._answering
         return found

@@ -36,7 +36,7 @@ from storage_core.store.contract import ObjectStore, create_once
 
 
 Renumbered = tuple[Mapping[str, bytes | memoryview], Positions]
-"""The files of a segment. Also, for each row of the segment, its new row number in the merged segment."""
+"""The files of a segment, and for each row of the segment, its row number in the merged segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
 def fingerprint_of(definition: IndexDefinition) -> str:
     """Return a text that identifies the content of segments.
 
-    Two definitions with the same segment content have equal texts.
+    If two definitions produce segments with the same content, the function returns equal texts.
     """
     options = vector.options_of(definition).content if definition.kind == "vector" else dict(definition.options)
     described: dict[str, object] = {"kind": definition.kind, "columns": list(definition.columns), "options": options}
@@ -147,7 +147,7 @@ def build(
 def indexed_rows(
     store: ObjectStore, add: Add, definition: IndexDefinition, schema: pa.Schema, *, rows: Sequence[int] | None = None
 ) -> pa.Table:
-    """Return the index's columns of one split, or of some rows of the split, in the same way as `build`."""
+    """Return the indexed columns of one split, for all rows or for `rows`, exactly as `build` reads them."""
     # Read the whole file, even if the index has few columns. Some damage is visible only in the checksum of the file,
     # and a segment must not preserve damage.
     from storage_core.split.read import (
@@ -279,7 +279,7 @@ def bound(
 ) -> Mapping[str, bytes | memoryview]:
     """Return the files of a segment, prepared for the object with this identity.
 
-    Some kinds include the identity in checksums of parts.
+    A primary-key index includes the identity in the checksums of its parts.
     """
     return primary_key.bound(files, identity) if definition.kind == "primary_key" else files
 
@@ -327,8 +327,9 @@ def check(
 ) -> None:
     """Raise `Corrupt` if the files cannot belong to a segment with this `fingerprint`.
 
-    `identity` is the identity of the object. The check needs the identity only for the parts that `bound` changed. If
-    this release does not know the definition, the files are not checked, and no search uses the segment.
+    `identity` is the identity of the object. For a primary-key index, the identity is part of the checksums that
+    `bound` computed. Other kinds of index do not use the identity. If this release does not know the definition, the
+    files are not checked, and no search uses the segment.
     """
     try:
         definition = IndexDefinition.from_text(INDEX_PREFIX + index, fingerprint)
@@ -373,7 +374,7 @@ def part_rows(data: bytes | memoryview, segment: IndexSegment, member: Member) -
 
 
 def _without_rows(files: Mapping[str, memoryview], segment: IndexSegment) -> dict[str, memoryview]:
-    """Return the files of the index, without the files that list covered rows.
+    """Return the files of the index. The files that contain the covered row numbers are left out.
 
     Raises `Corrupt` if those files are not valid.
     """
@@ -392,7 +393,7 @@ def _create(store: ObjectStore, key: str, data: bytes) -> None:
         )
 
 
-# Coverage of live splits.
+# Coverage: the segments of an index that cover the rows of live splits.
 #
 # The coverage follows from the log alone, without a request. For each pair of input split and output split, a
 # translation contains the number of moved rows. If a segment was built over a live split, the coverage uses this
@@ -408,7 +409,8 @@ REBUILD_SHARE = 0.2
 MOST_MOVES = 8
 """The maximum number of moves of a row.
 
-A segment is rebuilt if its rows moved more often. A search must compose one translation per move.
+A segment is rebuilt if its rows moved more often than this maximum. A search must apply one translation for each move
+of the rows.
 """
 
 
@@ -519,8 +521,8 @@ def covering_segments(snapshot: Snapshot, definition: IndexDefinition) -> Answer
         is_current = segment.details.get(DEFINITION) == fingerprint
         if segment.index == definition.name and is_current and is_over_one_split(segment):
             whole[segment.covers[0]].append(segment)
-    # The row counts of merged segments are checked only when a split is looked up. An earlier check would read
-    # manifests.
+    # The row counts of merged segments are checked only when a split is looked up. A check of the row counts at this
+    # point would have to read manifests.
     merged = [each for each in snapshot.segments.values() if each.coveredRows and each.index == definition.name]
     claimed = {each.split: each.rows for one in merged for each in members(one) if each.origins is None}
     traces = _Traces.of(snapshot, definition, claimed)
@@ -594,8 +596,8 @@ _NONE: frozenset[str] = frozenset()
 class _TranslationChain:
     """A chain of translations from a split to a live split.
 
-    The chain contains the approximate share of the earlier split's rows that moved to the live split. The chain also
-    contains the number of moves and the translations.
+    The chain contains the approximate share of rows that moved from the first split of the chain to the live split. The
+    chain also contains the number of its moves and the paths of its translations.
     """
 
     live: str
@@ -604,17 +606,17 @@ class _TranslationChain:
     translations: frozenset[str] = _NONE
 
     def combine(self, other: _TranslationChain) -> _TranslationChain:
-        """Combine two chains with the same number of moves."""
+        """Combine two chains that lead to the same live split with the same number of moves."""
         return replace(self, share=self.share + other.share, translations=self.translations | other.translations)
 
 
 @dataclass(slots=True)
 class _Traces:
-    """The state of the search that follows live splits back to segments.
+    """The state of a search for segments. The search starts at live splits and goes back along the translations.
 
     `live_rows` contains, by path, the approximate number of live rows of each segment in use. The search follows one
-    live split at a time. `to_missing` contains translations into this live split. The translations in `to_missing`
-    start at the splits from which the rows without a segment came.
+    live split at a time. `to_missing` contains translations that moved rows without a segment into this live split. The
+    translations in `to_missing` have as inputs the splits from which the rows without a segment came.
     """
 
     nearest: Nearest
@@ -698,7 +700,7 @@ class _Traces:
             moved = translation.moved(number, output)
             further = way.translations | {translation.path}
             if moved and source in answered:
-                self.translations |= further  # these translations identify the rows that the part covers
+                self.translations |= further  # these translations show which rows the part covers
             elif moved:
                 share = way.share * moved / translation.inputRows[number]
                 yield (source, answered), _TranslationChain(way.live, way.moves + 1, share, further)

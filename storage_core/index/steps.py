@@ -165,7 +165,7 @@ def due_catch_up(inputs: Inputs) -> DueRun | None:
     """Return the run that the table needs now, or None."""
     declared = inputs.declared.indexes
     defined = [index.name for index in declared if index in inputs.snapshot.config.indexes]
-    new = [index.name for index in declared if index.name not in defined]  # new or changed indexes, declared first
+    new = [index.name for index in declared if index.name not in defined]  # declared indexes that are new or changed
     plans = [plan(inputs.snapshot, name) for name in defined]
     missing = {each.index: len(each.work) for each in plans if not each.empty}
     if not missing and not new:
@@ -205,7 +205,8 @@ def build_segment(place: TaskEnvironment, item: Item) -> Answer:
 def merge_several(place: TaskEnvironment, item: Item) -> Answer:
     """Merge several index segments into one, and store the merged segment.
 
-    If one of these segments is damaged or does not exist, the answer contains the error. Other merges then continue.
+    If one of these segments is damaged or does not exist, the answer contains the error. An error in one merge does not
+    stop the merges of the other work items.
     """
     try:
         segment = segment_merge.execute(place.store, SegmentMerge.from_json(item["work"]), ids=place.ids)

@@ -12,9 +12,10 @@ Each segment contains the names of its tokenizers:
 | `default` | each sequence of letters and digits, with their combining characters |
 | `<language>_stem` | the words of `default`, reduced to their stems by Snowball |
 | `cjk` | the words of `default`, but each Chinese, Japanese or Korean character is a word |
-| `ngram_<least>_<most>` | all character sequences of the same length |
+| `ngram_<least>_<most>` | all character sequences of one length: the length from `least` to `most` nearest to 3 |
 
-A query of several CJK characters is a phrase. A query of n-grams is also a phrase, so it also finds parts of words.
+A query of several CJK characters is a phrase. A query for a text in an n-gram index is also a phrase of n-grams, so the
+query finds parts of words.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ _UNCHANGED: Final = (RAW, WHITESPACE)
 _REVISION = 3
 _SIGMA, _FINAL_SIGMA = "\N{GREEK SMALL LETTER SIGMA}", "\N{GREEK SMALL LETTER FINAL SIGMA}"
 _NGRAM = re.compile(r"ngram_([1-9][0-9]?)_([1-9][0-9]?)", re.ASCII)
-_USUAL_GRAM = 3  # preferred if the index allows it. Shorter n-grams are in most rows. Longer n-grams are too numerous.
+_USUAL_GRAM = 3  # the usual n-gram length. N-grams of length 1 or 2 are in most rows. Longer n-grams are too numerous.
 
 # In tantivy's syntax of regular expressions. A combining character belongs to the letter before it.
 _LETTER = r"\p{Alphabetic}\p{N}"
@@ -371,7 +372,7 @@ def _check_file(data: memoryview, name: str, where: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """The directories from which the documents of a composed index come.
+    """The origin of the documents in an index that combines the files of several directories.
 
     Tantivy segment number `i` comes from the directory at position `sources[i]` of the composed directories. `rows[p]`
     is the number of rows in the directory at position `p`.
@@ -428,7 +429,8 @@ def compose(directories: Sequence[Path], target: Path, definition: IndexDefiniti
 
 
 def _link_segment_files(source: Path, target: Path, segments: Iterable[str]) -> None:
-    # All other files are `meta.json`, tantivy's locks and its list of managed files. Only writers need these files.
+    # The directory also contains `meta.json`, tantivy's lock files and tantivy's list of managed files. Only writers
+    # need these files.
     for name in (name for each in segments for name in names_of(each)):
         try:
             os.link(source / name, target / name)

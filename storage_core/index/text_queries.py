@@ -5,12 +5,13 @@ query from the tree.
 
 The builder passes every word of a query through the tokenizer that is used for documents. If the tokenizer splits a
 text into several words, the builder makes a phrase query. N-grams also become a phrase query, because n-grams have the
-same relative positions in the query and in the index. Therefore the query finds all texts that contain its text.
+same relative positions in the query and in the index. Therefore a query for a text finds all documents that contain the
+text.
 
-The builder combines the clauses of a query like sets of rows. In tantivy, a group returns only rows that match one of
-its positive clauses. Therefore a group with only negative clauses (`NOT beta`, also within `alpha AND NOT beta`) would
-find nothing. For a group with only negative clauses, the builder adds a clause that matches every row and adds no
-score.
+The builder combines the clauses of a query with set operations: union, intersection and difference of rows. In tantivy,
+a group returns only rows that match one of its positive clauses. Therefore a group with only negative clauses (`NOT
+beta`, also within `alpha AND NOT beta`) would find nothing. For a group with only negative clauses, the builder adds a
+clause that matches every row and adds no score.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ MAX_DEPTH = 100
 MAX_CLAUSES = 2_048
 MAX_BOOST = 1e9
 MAX_SLOP = 65_536
-MAX_ARRANGEMENTS = 2_048  # maximum number of arrangements of a phrase. Each arrangement becomes one phrase query.
-MAX_MOVES = 2**18  # maximum number of moves of words that the search for arrangements tries
+MAX_ARRANGEMENTS = 2_048  # maximum number of ways to place the words of a phrase. Each way is a separate phrase query
+MAX_MOVES = 2**18  # maximum number of word positions that the search for arrangements tries
 
 _WORD = re.compile(r"[^\W_]+")
 
@@ -122,14 +123,16 @@ def _clauses(node: Node) -> int:
             return 1
 
 
-# Arrangements of the words of a phrase with slop. Each arrangement becomes a separate phrase query.
+# An arrangement assigns a position to each word of a phrase. The slop limits the distance between assigned and original
+# positions. Each arrangement of the words of a phrase becomes a separate phrase query.
 
 
 def arrangements(words: Sequence[str], slop: int) -> Iterator[Sequence[tuple[int, str]]]:
     """Yield the possible positions of the words of a phrase with slop. Each set of positions is yielded once.
 
-    A word with the move `d` is `d` positions after its position in the phrase. The moves of all words differ by at most
-    `slop`, and no two words have the same position. Raises `ValueError` if there are too many arrangements.
+    A word that moves by `d` is placed `d` positions after its original position in the phrase. Any two words move by
+    distances that differ by at most `slop`, and no two words have the same position. Raises `ValueError` if there are
+    too many possible arrangements of the words.
     """
     for count, moves in enumerate(_moves(words, slop), 1):
         if count > MAX_ARRANGEMENTS:
@@ -140,10 +143,10 @@ def arrangements(words: Sequence[str], slop: int) -> Iterator[Sequence[tuple[int
 def _moves(words: Sequence[str], slop: int) -> Iterator[tuple[int, ...]]:
     """Yield each possible combination of moves, with one move for each word of the phrase.
 
-    The move of a word is a number of positions from 0 to `slop`. At least one move is 0, and no two words have the same
-    position after their moves.
+    Each word of the phrase moves forward by 0 to `slop` positions. At least one word moves by 0 positions, and no two
+    words have the same position after moving.
 
-    Equal words keep their order, because another order of equal words would be the same arrangement. Raises
+    Equal words keep their order, because swapping two equal words gives the same sequence of words. Raises
     `ValueError` if the function would try more than `MAX_MOVES` moves.
     """
     earlier = _earlier(words)
@@ -194,8 +197,8 @@ def _too_many(words: Sequence[str], slop: int) -> ValueError:
     )
 
 
-# A query word with `*` or `~` can match several words of the index. `kib*` matches a prefix, and `kibana~1` matches
-# words within one change.
+# A query word with `*` or `~` can match several words of the index. `kib*` matches all words that begin with `kib`.
+# `kibana~1` matches all words that differ from `kibana` by at most one character.
 #
 # Tantivy's own syntax ignores the star, and does not support `~` after a word. This module parses both `*` and `~`. The
 # search finds every matching word of the index, because tantivy uses an automaton to find the rows of a prefix.
@@ -216,9 +219,9 @@ _ESCAPED = re.compile(r"\\([\W_])")
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A word of a query that matches all words with at most `changes` changes.
+    """A word of a query that matches all words which differ from it by at most `changes` characters.
 
-    If `changes` is None, the term matches all words with the prefix `text`.
+    If `changes` is None, the term matches all words that begin with `text`.
     """
 
     field: str | None
@@ -249,7 +252,7 @@ def term_of(node: Node) -> Term | None:
 
 _logger = logging.getLogger(__name__)
 
-_META = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")  # no other character, because `\<` matches the start of a word
+_META = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")  # other characters stay unescaped: `\<` matches the start of a word
 _ANYTHING = "(?s:.)*"
 _ESCAPED_SIGN = re.compile(r"\\([*~\\])")
 _SPECIAL = re.compile(r"""[+^`:{}"'\[\]()!\\* ]""")
@@ -263,8 +266,8 @@ class QueryBuilder:
     `index` is an open index with the schema and the tokenizers of the definition.
 
     If `is_strict` is True, the builder refuses terms that no document can match. Otherwise, the builder logs a warning.
-    If `marking` is True, the builder makes a query that only marks words in texts. A query that only marks words
-    ignores the positions of words in a phrase.
+    If `marking` is True, the builder makes a query that only marks words in texts. A query that marks words finds the
+    words of a phrase at any position.
     """
 
     definition: IndexDefinition
@@ -296,7 +299,7 @@ class QueryBuilder:
                 return [_every_row()]
             case "literal":
                 return self._literal(node)
-            case "prefix":  # this node comes from a text that the lenient syntax reads as words
+            case "prefix":  # this node comes from an invalid query text, which `words` reads as a list of words
                 return self._in_columns(None, lambda column: self._prefix_if_any(column, node["text"]))
             case "set":
                 return self._in_columns(node["field"], lambda column: self._set(column, node["elements"]))
@@ -574,7 +577,7 @@ def _high(limit: Node) -> str:
 
 _DISTANCE = re.compile("~[0-9]*$")
 _PAIR = re.compile(r"\\(.)", re.DOTALL)
-_STAND_INS = range(0xF0000, 0x110000)  # private characters. No text has as many characters as this range.
+_STAND_INS = range(0xF0000, 0x110000)  # private characters. This range has more characters than any query text.
 
 
 def read(text: str) -> Node:
@@ -601,7 +604,7 @@ def read(text: str) -> Node:
 
 
 def _put_back(node: dict[str, Any], stand_in: str) -> None:
-    """Replace the stand-in character in a node. This character replaced an escaped backslash."""
+    """Replace the stand-in character in a node with a backslash. This character replaced an escaped backslash."""
     for name in ("field", "field_name"):
         if node.get(name):
             node[name] = node[name].replace(stand_in, "\\")
@@ -610,7 +613,7 @@ def _put_back(node: dict[str, Any], stand_in: str) -> None:
             node["phrase"] = node["phrase"].replace(stand_in, "\\\\" if node["delimiter"] == "none" else "\\")
         case "set":
             node["elements"] = [each.replace(stand_in, "\\") for each in node["elements"]]
-        case "range":  # tantivy keeps both backslashes in the limits of a range, and parses them again
+        case "range":  # tantivy keeps both backslashes of `\\` in the limits of a range, and parses the limits again
             for end in (node["lower"], node["upper"]):
                 if "value" in end:
                     end["value"] = end["value"].replace(stand_in, "\\\\")
@@ -621,9 +624,10 @@ def words(text: str) -> Node:
 
     Words are separated by spaces. No word is an operator.
 
-    The tokenizer of the index reads each word. The tokenizer makes a phrase from `can't`, and no word from a single
-    `/`. A distance after a word (`slip~2`) is removed. A star (`o'n*`) makes the word a prefix, unless the text has
-    more than `MAX_CLAUSES` words. Tantivy needs about a millisecond to build the query of a prefix.
+    The tokenizer of the index reads each word. For example, the tokenizer splits `can't` into a phrase of two words,
+    and finds no word in a single `/`. A distance after a word (`slip~2`) is removed. A star (`o'n*`) makes the word a
+    prefix, unless the text has more than `MAX_CLAUSES` words. Tantivy needs about a millisecond to build the query of a
+    prefix.
     """
     found = dict.fromkeys(_DISTANCE.sub("", word) for word in text.split())
     return any_of([(_word if len(found) <= MAX_CLAUSES else literal)(word) for word in found])

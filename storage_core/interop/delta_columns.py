@@ -1,15 +1,15 @@
 """Columns and rows of a table that follows a Delta table (docs/architecture/ingestion.md).
 
-Columns: if the Delta table adds or widens a column, the table does the same. Each change is a separate commit before
-the rows of the version. A repeated change does nothing. If the table cannot follow a change, the run raises an error
-that explains how to fix this.
+Columns: if the Delta table adds or widens a column, the table does the same. The table adds or widens each column in a
+separate commit, before the commit with the rows of the Delta version. A repeated change does nothing. If the table
+cannot follow a change, the run raises an error that explains how to fix this.
 
 Rows of an append table: for each row that the Delta table removed, `hide_equal_rows` deletes one equal row.
 
 Rows of a keyed table: the rows are written as generations of the regions, together with an offset. The distribution of
 raw logs also writes generations of the regions together with an offset. The PUT that adds the last generation of a
 group also advances the offset in the manifest of the region. If a run ended before its commit, the next run writes only
-the remaining regions. If another run has overtaken a run, the slower run fails and does not restore old rows.
+the remaining regions. If two runs write the same rows, the slower run fails. Therefore it cannot restore old rows.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _changes(own: pa.Schema, columns: pa.Schema, where: str) -> Iterator[ColumnC
 
 
 def _is_list_of(held: pa.Field, field: pa.Field) -> bool:
-    """Return whether the column contains embeddings and the Delta table has lists with the same number type."""
+    """Return whether the column contains embeddings, and the Delta column contains lists with the same number type."""
     return is_vector(held.type) and pa.types.is_list(field.type) and field.type.value_type == held.type.value_type
 
 
@@ -145,7 +145,7 @@ class HiddenRows:
 
 
 def hide_equal_rows(log: TransactionLog, head: Snapshot, rows: pa.Table) -> HiddenRows:
-    """Return the actions that hide one live row for each given row. `rows` has the columns of the table.
+    """Return the actions that delete, for each row of `rows`, one equal live row. `rows` has the table's columns.
 
     A given row is ignored if no live row is equal. Nothing is committed. The actions are valid only on this head.
 
@@ -176,7 +176,7 @@ def hide_equal_rows(log: TransactionLog, head: Snapshot, rows: pa.Table) -> Hidd
 
 
 class _Wanted:
-    """The rows to delete, and the remaining count of each row."""
+    """The distinct rows to delete, and how many copies of each row must still be deleted."""
 
     def __init__(self, rows: pa.Table) -> None:
         hashes = np.stack(_hashes(rows), axis=1)
@@ -184,14 +184,14 @@ class _Wanted:
         self._first, self._second = distinct[:, 0].copy(), distinct[:, 1].copy()
 
     def take(self, rows: pa.Table, places: Positions) -> Positions:
-        """Return the positions of rows that must still be deleted, and reduce the remaining counts of these rows."""
+        """Return the positions of rows to delete, and reduce the number of copies that must still be deleted."""
         first, second = (hashes[places] for hashes in _hashes(rows))
         number = np.minimum(np.searchsorted(self._first, first), len(self._first) - 1)
         alike = (self._first[number] == first) & (self._second[number] == second)
         number, places = number[alike], places[alike]
         order = np.argsort(number, kind="stable")
         ordered = number[order]
-        again = np.arange(len(order)) - np.searchsorted(ordered, ordered)  # the number of equal rows before each row
+        again = np.arange(len(order)) - np.searchsorted(ordered, ordered)  # number of earlier rows with equal values
         kept = order[again < self._left[ordered]]
         np.subtract.at(self._left, number[kept], 1)
         taken: Positions = places[kept]
@@ -237,7 +237,8 @@ def _parts(log: TransactionLog, head: Snapshot, splits: Sequence[Add], narrow: p
 def _hashes(rows: pa.Table) -> tuple[Unsigned, Unsigned]:
     """Return two hashes of each row.
 
-    The column names are the seeds of a hash. The second hash therefore uses other names.
+    The hash function uses the column names as seeds. Renamed columns produce a second hash that is independent of the
+    first hash.
     """
     renamed = rows.rename_columns([f"{name} again" for name in rows.column_names])
     return row_hashes(rows), row_hashes(renamed)
@@ -263,7 +264,8 @@ def fillings(
 ) -> Iterator[Filling]:
     """Claim the regions of the parts, and yield the generations to write, region by region.
 
-    `last` is the new offset of `writer`. A region that already has this offset is skipped.
+    `last` is the offset up to which the rows of `writer` are stored after this call. A region that already has this
+    offset is skipped.
 
     Cost:
         The requests of `router.claim_region` per region.

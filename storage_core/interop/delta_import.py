@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 # delta-rs misreads a character above U+FFFF if the JSON of a Delta log contains two `\u` escapes for it.
 #
-# For every second Unicode plane, the JSON decoder of delta-rs combines the two escapes to a wrong character. Python's
-# `json.dumps` writes these escapes. Characters in UTF-8 and checkpoints in Parquet are read correctly.
+# In every second Unicode plane, the JSON decoder of delta-rs joins the two `\u` escapes of a character to a wrong
+# character. Python's `json.dumps` writes these escapes. Characters in UTF-8 and checkpoints in Parquet are read
+# correctly.
 
 
 _WIDE = re.compile("[\U00010000-\U0010ffff]")
@@ -83,7 +84,7 @@ def has_misread_action(store: ObjectStore, version: int) -> bool:
 
 
 def is_misread(line: bytes) -> bool:
-    """Return whether delta-rs reads an action differently from its JSON text."""
+    """Return whether delta-rs decodes an action to other text than its JSON line contains."""
     if _ESCAPED_PAIR.search(line) is None:
         return False
     return _action(line) != _action(_as_delta_rs_reads(line))
@@ -106,7 +107,7 @@ def _action(line: bytes) -> dict[str, Any]:
 def _as_delta_rs_reads(line: bytes) -> bytes:
     r"""Replace each escaped surrogate pair in a line by the character that delta-rs reads, and return the line.
 
-    If another backslash escapes the first backslash of a pair, the function does not change the pair.
+    A pair whose first backslash is itself escaped by a backslash is not changed.
     """
 
     def read(found: re.Match[bytes]) -> bytes:
@@ -231,7 +232,7 @@ def _missing_file(table: DeltaTable, place: str) -> str | None:
                 store.head(name)
         except NotFound:
             return name
-        except TidemarkError:  # the error of the read is more precise
+        except TidemarkError:  # the error of the later read is more precise than the error of this HEAD
             continue
     return None
 

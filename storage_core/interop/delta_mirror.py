@@ -56,7 +56,9 @@ from storage_core.store.contract import ObjectStore, create_derived, create_numb
 
 
 _UNORDERED = frozenset({"NaN", "Infinity", "-Infinity"})
-"""Bounds that JSON numbers cannot represent. They are omitted. Readers do not prune by a column without a bound."""
+"""Values that JSON cannot represent as numbers, so the mirror cannot contain them as bounds. The mirror omits these
+bounds. Readers do not prune by a column without a bound.
+"""
 
 
 def descriptor(store: ObjectStore, add: Add) -> Json | None:
@@ -83,8 +85,8 @@ class DeltaFiles:
     def __init__(self, store: ObjectStore, schema: pa.Schema) -> None:
         self._store = store
         self._bounded = [(field.name, field.type) for field in stored_schema(schema) if _has_statistics(field.type)]
-        # For a column with fields, Delta counts the nulls of each field. For a list or a map, Delta counts the rows
-        # with a null value, like the log.
+        # For a column with fields, Delta counts the nulls of each field. For a list or a map, Delta and Tidemark's log
+        # count the rows in which the whole value is null.
         self._counted = [field.name for field in stored_schema(schema) if not pa.types.is_struct(field.type)]
 
     def add(self, add: Add, *, data_change: bool) -> Json:
@@ -227,7 +229,8 @@ def _has_no_zone(type_: pa.DataType) -> bool:
 
 
 def _protocol(features: tuple[str, ...]) -> Json:
-    # `changeDataFeed`, with its setting, lets readers query changes. `invariants` is for required columns.
+    # With the feature `changeDataFeed` and the setting that enables it, readers can query changes. `invariants` is for
+    # required columns.
     writers = [*features, "changeDataFeed", "inCommitTimestamp", "invariants", OWN]
     readers: Json = {"minReaderVersion": 3, "readerFeatures": list(features)} if features else {"minReaderVersion": 1}
     return {**readers, "minWriterVersion": 7, "writerFeatures": writers}
@@ -360,11 +363,12 @@ _SCHEMA = pa.schema(
 
 
 def write_checkpoint(store: ObjectStore, version: int, snapshot: Snapshot, schema: MirrorSchema) -> None:
-    """Write a checkpoint of a Delta version that shows the snapshot.
+    """Write a checkpoint of the Delta version `version`, with the splits of `snapshot` as its files.
 
     Then update the hint to this checkpoint. Raises `CommitUnknown`.
 
-    Removed files are not in the checkpoint. Only a vacuum needs removed files, and the mirror is not vacuumed.
+    Removed files are not in the checkpoint. Only a vacuum needs the entries of removed files, and the files of the
+    mirror are not vacuumed.
 
     Cost:
         One PUT, a GET and a PUT of the hint, and one GET per stored deletion vector. Memory: records for the files of
@@ -556,7 +560,7 @@ class _DeltaMirror:
         return narrower(self._store, adds, self._widened, snapshot.schema)
 
     def _actions(self, snapshot: Snapshot, touched: Touched) -> tuple[list[Json], list[Json]]:
-        """Return the removed and the added files. A file with a changed deletion vector is in both lists.
+        """Return the removed and the added files. If a deletion vector changed, its file is removed and added.
 
         If an earlier release escaped the statistics of a file, the file is added again. Delta uses the newest action of
         a file.

@@ -25,12 +25,12 @@ from storage_core.store.s3_location import S3Location, parse_s3_uri
 from storage_core.write.ingest.landing import DeltaChanges
 from storage_core.write.ingest.progress import DeltaGap, DeltaProgress, versions
 
-# Files of a Delta table as they are in its log, and excerpts for Spark.
+# The files that the log of a Delta table lists, and excerpts of the table for Spark.
 #
-# Spark must read a Delta table instead of its files. Deletion vectors, renamed columns and partition values are only in
-# the log. An excerpt is therefore a separate Delta table that contains the files of some versions. As in a shallow
-# clone, the single version file of an excerpt contains the absolute paths of the files (Delta's protocol, "Add File and
-# Remove File").
+# Spark must read through the Delta log, because the data files alone do not contain all information. Deletion vectors,
+# renamed columns and partition values are only in the log. An excerpt is therefore a separate Delta table that contains
+# the files of some versions. As in a shallow clone, the single version file of an excerpt contains the absolute paths
+# of the files (Delta's protocol, "Add File and Remove File").
 
 
 CHANGE_TYPE: Final = "_change_type"
@@ -400,7 +400,9 @@ class DeltaLog:
 
 
 def _files(root: str, name: str, actions: Sequence[Mapping[str, Any]]) -> Iterator[DeltaFile]:
-    """Yield the files of the actions with this name. Actions that change no rows are skipped."""
+    """Yield the files of those actions whose key in the JSON of the Delta log is `name`. Actions that change no rows
+    are skipped.
+    """
     for action in actions:
         found = action.get(name)
         if found is not None and (name == "cdc" or found.get("dataChange", True)):
@@ -419,9 +421,9 @@ def require_same_table(found: DeltaTable, table_id: str, where: str, version: in
 
 
 # Groups of versions for one commit each, and the files to read (docs/architecture/ingestion.md).
-# The changes of several versions are combined. Rows of added files and inserts of the change feed are added. Rows of
-# removed files and deletes of the change feed are subtracted. A file that was added and removed within the group is not
-# read.
+# The changes of several versions are combined. Rows of added files are counted as new rows, and so are rows that the
+# change feed inserts. Rows of removed files are counted as deleted rows, and so are rows that the change feed deletes.
+# A file that was added and removed within the group is not read.
 
 
 MOST_VERSIONS: Final = 100
@@ -431,7 +433,7 @@ MOST_BYTES: Final = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaGroup:
-    """The versions `first` to `last` for one commit.
+    """The Delta versions `first` to `last`, whose changes Tidemark ingests in one commit.
 
     If the group is a snapshot, it contains all rows of the table at `last`.
 
@@ -542,7 +544,8 @@ def _table_at(log: DeltaLog, version: int) -> DeltaTable | None:
 def _commits(log: DeltaLog, table: DeltaTable, first: int, changes: DeltaChanges) -> list[DeltaCommit]:
     """Return the versions of the next group.
 
-    The versions have one schema, and are within the limits of number and size.
+    All returned versions have the same schema. Their number is at most `MOST_VERSIONS`, and their size at most
+    `MOST_BYTES`.
     """
     commits: list[DeltaCommit] = []
     size, table_id = 0, table.id

@@ -1,8 +1,8 @@
 """The Iceberg mirror: metadata in the table's folder that references the same splits (decision 0032).
 
 The mirror has one snapshot for each version that changes the visible content and has no deleted rows. The id of the
-snapshot is the number of the version. The metadata contains all state of the mirror, because the newest metadata file
-contains the published version. An interrupted publication therefore continues from this file.
+snapshot is the number of the version. The newest metadata file contains the published version, so publishing needs no
+other state. An interrupted publication therefore continues from this file.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def publish_iceberg(log: TransactionLog) -> Mirrored:
 def location_of(store: ObjectStore) -> str:
     """Return the table's location for Iceberg.
 
-    A local location has no scheme, because some readers do not support it.
+    The location of a local table has no scheme, because some readers do not support URIs with the scheme `file`.
     """
     uri = store.uri.partition("?")[0]  # The connection options of S3 are not part of the location.
     return unquote(urlsplit(uri).path) if uri.startswith("file:") else uri

@@ -147,7 +147,7 @@ class IcebergFiles:
         ]
 
     def file(self, add: Add) -> DataFile:
-        """Return the data file of a split without hidden rows.
+        """Return the data file entry of a split that has no deleted rows.
 
         The data file contains only exact statistics, because readers compute counts from them.
         """
@@ -204,7 +204,7 @@ def _value(text: str, type_: pa.DataType, sign: int) -> Any:
 
 
 def without_statistics(file: DataFile) -> DataFile:
-    """Return the manifest entry of a removed file without value statistics."""
+    """Return the manifest entry of a removed file, and leave out its column statistics."""
     named = ("content", "file_path", "file_format", "partition", "record_count", "file_size_in_bytes")
     return DataFile.from_args(
         _table_format_version=2, **{name: getattr(file, name) for name in named}, spec_id=file.spec_id

@@ -171,8 +171,8 @@ class Imported:
     """The outcome of an import: the version with the rows, and the numbers of rows, files and new splits.
 
     If `commit_id` is empty, nothing was committed. The source, or Arrow data of this name, was imported before. If
-    `by_another` is True, another process imported the source at the same time. A keyed table then got the same rows
-    twice, but the result is the same.
+    `by_another` is True, another process imported the source at the same time. The keyed table then got the rows from
+    both imports, but a merge keeps only one row per key.
 
     `not_read` is the number of omitted files in the folder. `not_read_names` contains the names of the first omitted
     files, with the reason.

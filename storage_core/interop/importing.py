@@ -96,7 +96,7 @@ def _made(log: TransactionLog, make: Make, source: Source) -> Snapshot | None:
 def _require_same_source(log: TransactionLog, snapshot: Snapshot, source: Source) -> None:
     """Raise `InvalidInput` if another import created the keyed table.
 
-    The other import may have put rows before it was interrupted.
+    The import that created the table may have written rows before it was interrupted.
     """
     made_by = snapshot.metadata.configuration.get(UNFINISHED_IMPORT, source.identity)
     if snapshot.config.kind == "keyed" and made_by != source.identity:

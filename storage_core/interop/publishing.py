@@ -179,7 +179,8 @@ class Mirrored:
     """The published state of a mirror.
 
     - `version`: the shown version of the table. None means that no version was published yet.
-    - `shown_as`: the number of this version in the other format. For Iceberg, this number is the id of the snapshot.
+    - `shown_as`: the number of this version in the format of the mirror. For Iceberg, this number is the id of the
+      snapshot.
     - `location`: the location for readers: the table, or the newest metadata file.
     - `commits`: the number of commits of this call.
     - `waits_for`: the reason why no newer version is shown.
@@ -199,7 +200,7 @@ AT_ONCE: Final = "PUBLISH"
 """The operation name of a commit that publishes all differences at once."""
 
 FORGETTING: Final = frozenset({"FORGET", AT_ONCE})
-"""After one of these operations, no new part of the mirror may describe removed rows."""
+"""If one of these operations removed rows, no part that the mirror adds later may describe these rows."""
 
 _ATTEMPTS = 10
 
@@ -214,7 +215,9 @@ class Touched:
 
     @staticmethod
     def everything(keys: Iterable[str]) -> Touched:
-        """Return changes that include all of these files, because each file may differ from the mirror."""
+        """Return changes that include all the given files. The mirror may have outdated information about each of these
+        files.
+        """
         return Touched(set(keys), data_change=True, operation=AT_ONCE)
 
     def take(self, actions: Sequence[Action]) -> None:
@@ -260,13 +263,15 @@ class Mirror(Protocol):
         """Prepare the publication of versions after the published version `base`."""
 
     def go_on_without_base(self, head: Snapshot) -> Collection[str]:
-        """Prepare the publication of the head without the base. Return the files that the mirror contains."""
+        """Prepare to publish the head if the published version is not available. Return the files that the mirror
+        contains.
+        """
 
     def passes(self, snapshot: Snapshot) -> None:
         """Register a version between the base and the newest version, published or not."""
 
     def show(self, snapshot: Snapshot, touched: Touched) -> bool:
-        """Commit the version if it can be shown and differs from the published version.
+        """Commit the version if the format can represent it and it differs from the published version.
 
         Return False if another mirror was faster.
         """

@@ -5,8 +5,8 @@ line. Each object has one top-level key: the name of the action. Work items and 
 same form. This module does no I/O.
 
 On reading, unknown fields are ignored. An unknown action is an error. A known field with a value of the wrong type is
-also an error. The rules for the fields are derived once per record from the record's annotations. Reading is the hot
-path of opening a log. A valid field therefore costs only a lookup and a comparison of types.
+also an error. The rules for the fields are derived once per record from the record's annotations. Opening a log spends
+most of its time on reading actions. A valid field therefore costs only a lookup and a comparison of types.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from storage_core.log.deletion_vector import DeletionVector
 MAX_DEPTH = 32
 MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 MAX_TIME_MS = 253_402_300_799_999
-"""The end of the year 9999. A later time cannot be displayed as a date."""
+"""The end of the year 9999. A time after the year 9999 cannot be displayed as a date."""
 
-# The valid ranges of sizes and counts. All other integers may be negative. `numMergeOps` has 32 bits in the Avro state.
-# `timestamp` is the time of a commit, and its limit leaves room for later commits.
+# The valid ranges of sizes and counts. Integer fields without a range here may be negative. `numMergeOps` has 32 bits
+# in the Avro state. `timestamp` is the time of a commit. Its maximum is lower than the largest integer, so that later
+# commits can have higher times.
 _RANGES: Mapping[str, tuple[int, int]] = {
     "numMergeOps": (0, 2**31 - 1),
     "timestamp": (0, MAX_TIME_MS),
@@ -248,7 +249,7 @@ class Protocol:
 
 
 def is_ours(protocol: Protocol) -> bool:
-    """Return whether Tidemark created the table, so that every checkpoint is derived from version files."""
+    """Return whether Tidemark created the table. Every checkpoint of such a table is derived from version files."""
     return OWN_FEATURE in (protocol.writerFeatures or ())
 
 
@@ -481,9 +482,7 @@ class Translation:
     footerOffset: int
 
     def moved(self, source: int, output: int) -> int:
-        """Return the number of rows of this input that are in this output. `duckdb_view` and `output` are list
-        positions.
-        """
+        """Return the number of rows of this input that are in this output. `source` and `output` are list positions."""
         return self.movedRows[source * len(self.outputs) + output]
 
     @property

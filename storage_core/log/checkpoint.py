@@ -84,8 +84,9 @@ from storage_core.store.pieces import NOT_CACHED, CachedPieces, Data, Piece
 class Recovery:
     """Fallbacks for unreadable objects of a state.
 
-    Each function gets the error of the failed read. The function returns the content of the object from a slower
-    source, or raises the error of the failed read. None means that there is no fallback.
+    Each function gets the error of the failed read. The function returns the content of the object from another source,
+    which is slower. If this source fails, the function raises the error of the failed read. None means that there is no
+    fallback.
     """
 
     splits: Recover | None = None
@@ -101,7 +102,7 @@ MOST_KINDS = 16
 def key_of_progress(path: str, where: str) -> str:
     """Return the key of an object with transactions. The state `where` contains the object's `path`.
 
-    Raises `Corrupt` for other paths.
+    Raises `Corrupt` if `path` is not the path of an object with transactions.
     """
     parsed = parse(LOG_PREFIX + path)
     if parsed is None or parsed.kind is not KeyKind.PROGRESS:
@@ -140,7 +141,9 @@ def write_part(
 
 
 def listed_part(store: ObjectStore, info: ProgressInfo, where: str, *, cached: CachedPieces) -> TransactionsPart:
-    """Return the transactions part for the entry `info` of the state `where`, without reading the part's object."""
+    """Return the transactions part that the entry `info` of the state `where` describes. Its object is read at first
+    use.
+    """
     return TransactionsPart(info, partial(_read, store, info, where, cached))
 
 
@@ -173,7 +176,7 @@ def _recorded(rows: list[ProgressRow]) -> Recorded:
 def _kinds(app_ids: list[str]) -> Mapping[str, tuple[str, str]]:
     """Return the smallest and the largest appId of each kind. The given appIds are sorted.
 
-    If there are too many kinds, return common bounds for all kinds.
+    If the appIds have more than `MOST_KINDS` kinds, return one pair of bounds for all appIds.
     """
     found: dict[str, tuple[str, str]] = {}
     for app_id in app_ids:
@@ -189,8 +192,8 @@ def key_of_manifest(path: str, version: int) -> str:
 
     Raises `Corrupt` if the path leaves the log.
 
-    A path has one of three forms. Tidemark writes shared paths (`manifests/…`). Other writers use paths with the folder
-    of the state, or bare names in the folder of the state.
+    A path has one of three forms. Tidemark writes shared paths (`manifests/…`). Programs other than Tidemark write
+    paths that begin with the folder of the state, or bare file names in this folder.
     """
     if not is_safe_path(path):
         raise Corrupt(f"{state_key(version)}: the manifest path {path!r} leads out of the log")
@@ -521,7 +524,7 @@ def metadata_of(state: StateManifest, where: str) -> Metadata | None:
 
 
 class MetadataSearch:
-    """The search for the metadata that is missing in the state of another writer.
+    """The search for table metadata in older states. The state of another program can lack the metadata.
 
     The metadata is taken from the newest older state that contains metadata, else from version 0. Results are
     remembered. The search therefore adds at most one GET per older state, even if several states are tried. A damaged

@@ -13,9 +13,9 @@ objects that they decide to rewrite, and send no other requests.
 The amortized work is proportional to the changes. An entry is written once when it is new. The entry is written again
 only in two cases. In the first case, the entry is in a small manifest that is joined with other manifests. In the
 second case, more than a tenth of all entries are dead. New transactions are written as one small object. If there are
-many small objects, they are merged into the sorted objects that contain the same ranges of appIds. The other sorted
-objects stay unchanged. Most sorted objects stay unchanged, because the names of landed files usually contain the time
-in ascending order.
+many small objects, they are merged into the sorted objects that contain the same ranges of appIds. Sorted objects with
+other ranges of appIds stay unchanged. Most sorted objects stay unchanged, because the names of landed files usually
+contain the time in ascending order.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Layout:
 
 
 def layout(files: LiveFiles, partitions: pa.Schema, *, manifest_entries: int, compact: bool = False) -> Layout:
-    """Return the layout of `files` in the next state.
+    """Return the plan for the manifests of the next state: the manifests that are kept, and the entries to write.
 
     The layout starts from the manifests of the current state. If no current state exists or `compact` is True, all
     entries are written again. If a path was removed and added again, the manifests that list the path are rewritten.
@@ -171,8 +171,8 @@ def layout(files: LiveFiles, partitions: pa.Schema, *, manifest_entries: int, co
     entries = sum(part.info.num_entries for part in listed.parts)
     if len(dead - buried) > MAX_DEAD_FRACTION * entries:
         return _anew(files, partitions, manifest_entries)
-    # Only the tombstones of rewritten parts are dropped. All other tombstones still hide entries of parts that stay
-    # (lesson 31).
+    # Only the tombstones of rewritten parts are dropped. A tombstone hides a dead entry of a manifest part. The
+    # tombstones for parts that are kept must stay (lesson 31).
     old = [without_paths(part.table, buried) for part in rewritten]
     return Layout(
         kept=tuple(part for part in listed.parts if part not in rewritten),
@@ -190,8 +190,8 @@ def _anew(files: LiveFiles, partitions: pa.Schema, manifest_entries: int) -> Lay
 def _dead(files: LiveFiles, listed: ListedFiles) -> tuple[set[str], set[str]]:
     """Return two sets of paths.
 
-    The first set contains all listed paths with dead entries. The second set contains those paths of the first set that
-    were added again later.
+    The first set contains all listed paths with dead entries. The second set contains the dead paths that were added
+    again later.
     """
     replaced = {path for path in files.replacing if listed.find(path) is not None}
     removed = files.removed if files.certain else {path for path in files.removed if listed.find(path) is not None}
@@ -218,7 +218,7 @@ def _sorted(table: pa.Table, partitions: pa.Schema) -> pa.Table:
 
 
 MOST_LINES = 32
-"""The maximum number of transactions that are stored as lines of the root.
+"""The maximum number of transactions that a state stores as lines in its root object.
 
 Every release can read these lines. Up to this number of lines, reading the lines takes almost no time.
 """
@@ -245,8 +245,8 @@ class TransactionsLayout:
 def transactions_layout(txns: Transactions, *, compact: bool = False) -> TransactionsLayout:
     """Return the layout of the transactions in the next state.
 
-    The layout starts from the objects of the current state. If there are no objects or `compact` is True, all
-    transactions are written again.
+    The function reuses the objects with transactions of the current state. If there are no objects or `compact` is
+    True, all transactions are written again.
     """
     listed = txns.listed
     if listed is None or compact or not listed.is_intact:
@@ -268,7 +268,7 @@ def _all_transactions_anew(txns: Transactions) -> TransactionsLayout:
 
 
 def _folded(sorted_parts: Sequence[TransactionsPart], joined: Recorded) -> TransactionsLayout:
-    """Merge each transaction of `joined` into the sorted part with the range that contains its appId.
+    """Add each transaction of `joined` to the sorted part whose range of appIds contains its appId.
 
     The other parts do not change.
     """
@@ -277,7 +277,8 @@ def _folded(sorted_parts: Sequence[TransactionsPart], joined: Recorded) -> Trans
     for app_id, txn in joined.items():
         of_part.setdefault(max(0, bisect_right(starts, app_id) - 1), {})[app_id] = txn
     kept = tuple(part for number, part in enumerate(sorted_parts) if number not in of_part)
-    # Rewritten neighbours are joined into one range. Otherwise small objects would stay small permanently.
+    # Rewritten parts with adjacent ranges are merged, and the merged range is divided again. Otherwise small objects
+    # would stay small permanently.
     stretches = groupby(enumerate(sorted(of_part)), key=lambda each: each[1] - each[0])
     written: list[Recorded] = []
     for _, numbers in stretches:
@@ -331,9 +332,9 @@ def write_checkpoint(
 ) -> CheckpointResult:
     """Ensure that the snapshot's version has a complete state, and that the hint is not older.
 
-    Idempotent: a second call writes nothing. New manifests contain only the changes since the earlier state of the
-        snapshot. If the layout joins old manifests, the new manifests also contain the entries of the old manifests.
-        The caller ensures that the earlier state still exists.
+    Idempotent: a second call writes nothing. New manifests contain only the changes since the state on which the
+        snapshot is based. If the layout joins old manifests, the new manifests also contain the entries of the old
+        manifests. The caller ensures that this base state still exists.
 
     Args:
         compact: True to rewrite all manifests.

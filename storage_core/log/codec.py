@@ -8,8 +8,8 @@ compressed and plain version files.
 
 The schema registry keeps one copy of each document mapping, addressed by a hash of its canonical form.
 `add.docMappingRef` contains the hash. `metaData.configuration` contains the text of the schema under the key
-`docMappingSchema.<hash>`. Other writers also use the bare hash as the key. Tidemark reads both kinds of keys, and
-writes only keys with the prefix.
+`docMappingSchema.<hash>`. Programs other than Tidemark also use the hash without the prefix `docMappingSchema.` as the
+key. Tidemark reads both kinds of keys, and writes only keys with the prefix.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def renames(configuration: Mapping[str, str]) -> dict[str, str]:
     """Return the new hash for each registered hash that a checkpoint replaces.
 
     A registered hash is replaced if it differs from the computed hash of its schema. If the JSON of two schemas differs
-    only in the order of entries, both then become one schema. The result is empty if at most five schemas are
-    registered. A rewrite of all entries would then cost more than it saves.
+    only in the order of entries, both schemas get the same hash and become one schema. The result is empty if at most
+    five schemas are registered. A rewrite of all entries would then cost more than it saves.
     """
     registered = registry(configuration)
     if len(registered) <= RENORMALIZE_ABOVE:

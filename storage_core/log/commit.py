@@ -124,8 +124,8 @@ class Committer:
                 self.clock.sleep_ms(self._delay_ms(attempt - 1))
                 began_ms = self.clock.now_ms()
                 if (last := self._read_back(last.head, label.commit_id, last.reason)).landed:
-                    # The head must be read after the pause. With an older head, a faster writer would win every
-                    # attempt.
+                    # The head must be read after the pause. If the attempt used a head from before the pause, other
+                    # writers could win every attempt.
                     self._require_counted(last, label, began_ms)
                     return CommitResult(
                         last.head.version, label.commit_id, last.head, already_committed=False, attempts=attempt - 1
@@ -194,7 +194,7 @@ class Committer:
             )  # fmt: skip
 
     def _settled(self, plan: Plan, head: Snapshot) -> tuple[Snapshot, tuple[Action, ...] | None]:
-        """Return the snapshot that the commit follows, and the actions that `settle` returns for this snapshot.
+        """Return the snapshot after which to commit, and the actions to commit on this snapshot.
 
         A conflict is reported only if the plan also fails on the newest version.
         """
@@ -231,7 +231,9 @@ class Committer:
                 assert_never(unreachable)
 
     def _read_back(self, head: Snapshot, commit_id: str, reason: str) -> _Attempt:
-        """Read the log after `head` up to our commit or up to its end. Make our commit durable if it is found."""
+        """Read the log after `head` up to our commit or up to its end. If our commit is in the log, make its version
+        file durable.
+        """
         start = head.version
         while True:
             try:
@@ -245,7 +247,7 @@ class Committer:
                 actions = following = None
                 reason = reason or str(error)
             if actions is None or following is None:
-                # If the version after `start` exists, it is another commit. So our put can never take effect.
+                # If the version after `start` exists, another process wrote it. So our put can never take effect.
                 return _Attempt(landed=False, head=head, open=head.version == start, reason=reason)
             head = following
             if _is_of(actions, commit_id):

@@ -5,10 +5,10 @@ Every attempt of a commit checks its actions against the head that the commit wo
 version. So the checks are still valid at the time of the commit. The rules depend only on the actions, not on the name
 of the operation. Start with `Plan` and `settle`.
 
-**Splits.** A removed split must be live. The deletion vector of the split must be unchanged since the plan. If the plan
-was rebased, the deletion vector must be unchanged since the rebase. So a compaction never restores rows that were
-deleted concurrently (lesson 26). An add may change the deletion vector of a live split only if the split has not
-changed since the plan. Any other add is a new file.
+**Splits.** A commit can remove a split only if the split is live in the head. The deletion vector of the split must be
+unchanged since the plan. If the plan was rebased, the deletion vector must be unchanged since the rebase. So a
+compaction never restores rows that were deleted concurrently (lesson 26). An add may change the deletion vector of a
+live split only if the split has not changed since the plan. An add whose path is not live adds a new file.
 
 The commit does not look up a new file among all live splits. On a table of a million files, that check would read every
 manifest for every commit. The check is not necessary: each split has its own UUID and is written by put-if-absent. A
@@ -74,7 +74,7 @@ The token of this fence is the version of the last restore. A merge that was pla
 """
 
 PRUNING = "tidemark:prune"
-"""The name of the fence for prunings. The token of this fence is the last version that pruned transactions.
+"""The name of the fence for pruned transactions. The token of this fence is the last version that pruned transactions.
 
 A commit that was planned before this version must not record transactions. Another commit may have done the same work
 after the plan. The transaction of this commit may already be pruned. The planned commit would then repeat the work.
@@ -87,7 +87,7 @@ OF_VERSIONS = frozenset({PRUNING, RESTORES})
 FORGOTTEN: Final = "tidemark:forgotten"
 COMPACT_STATE: Final = "tidemark:compact-state"
 VERSION_APPS = (FORGOTTEN, COMPACT_STATE)
-"""The ids of Tidemark's own applications. The transactions contain versions, like the tokens of `OF_VERSIONS`.
+"""The ids of Tidemark's own applications. A transaction with an id of Tidemark contains a version of the log.
 
 A clone and a repaired table start a new numbering of versions. So these transactions are not copied to a clone or a
 repaired table.
@@ -122,7 +122,7 @@ def pruning(planned: Snapshot) -> Fence:
 
 @dataclass(frozen=True, slots=True)
 class MergeProgress:
-    """The requirement that the last merged generation of the region is `after`. 0 means that no generation was merged.
+    """The requirement that `after` is the last merged generation of the region. 0 means that no generation was merged.
 
     The requirement ensures that no generation is merged twice or out of order. A commit can merge a range of several
     generations of a region. `MergeProgress` then ensures that this range starts after the generation `after`. Without
@@ -194,8 +194,9 @@ class TokenUnused:
 
     A token is valid for one commit.
 
-    The `fence` of a commit refuses lower tokens. This requirement also refuses an equal token. Two holders may get the
-    same token if a lease object was lost. Even then, only one of the two holders can commit.
+    The `fence` of a commit refuses lower tokens. This requirement also refuses a token that is equal to the recorded
+    token. Two holders may get the same token if a lease object was lost. Even then, only one of the two holders can
+    commit.
     """
 
     resource: str
@@ -219,7 +220,7 @@ class TokenUnused:
 class TxnProgress:
     """The requirement that the last recorded version of `app_id` is `after`.
 
-    The work of the commit starts at this version. 0 means no version.
+    The commit contains the work that comes after this version of `app_id`. 0 means no version.
 
     A transaction alone prevents a second commit of equal work. This requirement also prevents overlapping work. Two
     commits with the same start and different ends overlap.
@@ -273,9 +274,9 @@ def without_idle(actions: Sequence[Action], planned: Snapshot, head: Snapshot) -
     - A segment whose rows are in no live split, even after all translations. No search could use the
       segment.
     - An action on an index that was dropped or redefined since the plan. The work on other indexes is kept.
-    - A translation, if the head has no indexes.
-    - A `RemoveTranslation` for a translation that an earlier commit removed, or that a segment added since the plan
-      needs.
+    - A `Translation` of moved rows, if the table at the head has no indexes.
+    - A `RemoveTranslation`, if an earlier commit removed the translation, or if a segment that was added after the plan
+      needs the translation.
 
     Raises `CommitConflict` if no action is left.
     """
@@ -299,9 +300,9 @@ def without_idle(actions: Sequence[Action], planned: Snapshot, head: Snapshot) -
 def without_worthless(actions: tuple[Action, ...], head: Snapshot) -> tuple[Action, ...]:
     """Return the actions, and remove useless translations.
 
-    For each translation of the head that the actions make useless, the result contains its removal.
+    If the actions make a translation of the head useless, the result also contains the removal of the translation.
 
-    Without these removals, an index that is never caught up would accumulate translations with every compaction.
+    An index that is never caught up would otherwise accumulate translations with every compaction.
     """
     added = {action.path for action in actions if isinstance(action, Add)}
     removed = {action.path for action in actions if isinstance(action, Remove)} - added
@@ -551,7 +552,7 @@ def _check_new(action: Add, head: Snapshot) -> None:
 def _check_vector(action: Add, found: _Found) -> None:
     live, seen = found.live.get(action.path), found.seen.get(action.path)
     if live is None and seen is None:
-        return  # A new file, or a file that a restore makes live again.
+        return  # The path belongs to a new file, or to a file that a restore makes live again.
     if live != seen:
         change = "rewritten or removed" if live is None else "changed"
         raise CommitConflict(
@@ -706,8 +707,8 @@ def _check_fences(plan: Plan, head: Snapshot) -> None:
         if isinstance(requirement, TokenUnused):
             requirement.check(head)
     for action in plan.actions:
-        # An equal token belongs to the same holder, which commits again. Only a lower token belongs to a holder that
-        # lost its lease.
+        # If the token equals the recorded token, the same holder commits again. Only a lower token belongs to a holder
+        # that lost its lease.
         if isinstance(action, Fence) and action.token < head.fences.get(action.resource, action.token):
             raise Fenced(
                 f"{action.resource}: another process owns the resource. The other process committed with token "

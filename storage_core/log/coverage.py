@@ -1,4 +1,4 @@
-"""Coverage of index segments: the rows that a segment covers, and the splits to which translations lead.
+"""Coverage of index segments: the rows that a segment covers, and the splits to which translations moved these rows.
 
 A segment numbers the rows of one split, or the rows of several splits in sequence (decision 0019). A compaction moves
 rows to other splits. The compaction stores the moves in a translation, so that the segment stays usable (decision
@@ -94,7 +94,7 @@ If more compactions move the rows, the work of the catch-up is no longer usable 
 def by_input(translations: Iterable[Translation]) -> Mapping[str, Sequence[Translation]]:
     """Return a map from the path of each split to the translations that have the split as an input.
 
-    A split that a restore brought back may have several translations.
+    If a restore makes a removed split live again, later compactions of the split can write further translations.
     """
     found: dict[str, list[Translation]] = defaultdict(list)
     for each in sorted(translations, key=lambda each: each.path):
@@ -137,7 +137,7 @@ def leading_to(
 ) -> frozenset[str]:
     """Return the paths of the translations that moved rows to these splits.
 
-    The rows reached the splits in at most `moves` moves.
+    The result includes only translations that are at most `moves` moves before one of these splits.
 
     A `moves` of None means any number of moves.
     """
@@ -167,7 +167,7 @@ def worthless(
 
     - No segment covers rows that the translation moved.
     - The rows reach a live split only after more than `OUTLIVED_MOVES` moves, or never. The number of moves includes
-      the move of the translation.
+      the move that the translation itself records.
     """
     behind, moved = leading_to(removed, translations), by_input(translations)
 

@@ -59,7 +59,7 @@ def is_safe_path(path: str) -> bool:
 
 
 def is_data_path(path: str) -> bool:
-    """Return whether a path may belong to a split or a segment.
+    """Return whether a path is allowed for a split or a segment.
 
     The path must be safe and outside of the internal folders.
     """

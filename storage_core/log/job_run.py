@@ -44,7 +44,7 @@ from storage_core.store.contract import ObjectStore
 from storage_core.store.meter import MeteredStore, add_requests
 
 Unit = Literal["files", "generations", "splits", "versions", "rows", "bytes"]
-"""The unit of a step's benefit.
+"""The unit in which the benefit of a maintenance step is measured.
 
 - `files`: landed files that were ingested.
 - `generations`: generations that were merged.
@@ -56,7 +56,7 @@ Unit = Literal["files", "generations", "splits", "versions", "rows", "bytes"]
 
 
 DRIVER = "driver"
-"""The place of a job that does not use Spark. The job runs in its own process."""
+"""The name of the place where a job without Spark runs. The job runs in its own process."""
 
 Status = Literal["committed", "nothing_to_do", "planned", "audited"]
 
@@ -260,7 +260,7 @@ def _words(value: object) -> str:
             return f"{value:,}"
         case Mapping():
             words = {name: text for name, each in value.items() if (text := _words(each))}
-            # A name that contains a comma is a whole sentence, for example the reason of a rejection. Each sentence
+            # A name with a comma is a complete sentence, for example the reason why a row was rejected. Each sentence
             # gets its own line.
             if any("," in name for name in words):
                 return "".join(f"\n    {text:>10}  {name}" for name, text in words.items())
@@ -461,7 +461,7 @@ class Task(Protocol):
     """A task. `as_task` returns tasks.
 
     Executors call the task with an item. The executor `InProcessExecutor` does not call the task. `InProcessExecutor`
-    calls the wrapped function with its own place and the item.
+    instead calls the wrapped function, with the executor's place and the item as arguments.
     """
 
     @property
@@ -630,7 +630,9 @@ class JobRun(Generic[Options]):
             self.use(table.log, table.snapshot)
 
     def use(self, log: TransactionLog, snapshot: Snapshot) -> None:
-        """Use this table for the run, planned on this version. The report counts the requests of its store."""
+        """Use this table for the run. `snapshot` is the version on which the run was planned. The report counts the
+        requests of its store.
+        """
         self._opened = log, snapshot
         if isinstance(log.store, MeteredStore):
             self.stores.append(log.store)

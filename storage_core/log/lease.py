@@ -1,8 +1,9 @@
 """Leases: at most one maintenance run at a time works on a resource (lessons 01, 05, 07 to 10).
 
-A lease only prevents duplicate work. Two other rules ensure correctness. The log refuses a commit whose fencing token
-is not higher than the recorded token. Put-if-absent creates each version once. So clocks do not affect the content of a
-commit. With a wrong clock, a run only takes over a lease too early or too late.
+A lease only prevents duplicate work. Two rules of the log ensure correctness even if two runs work on the same
+resource. The log refuses a commit whose fencing token is not higher than the recorded token. Put-if-absent creates each
+version once. So clocks do not affect the content of a commit. With a wrong clock, a run only takes over a lease too
+early or too late.
 
 The lease object is replaced by compare-and-swap and never deleted. The token of a lease never decreases.
 """
@@ -82,7 +83,8 @@ def stored_leases(store: ObjectStore) -> Iterator[StoredLease]:
 def read_lease(store: ObjectStore, key: str, *, strict: bool = False) -> StoredLease | None:
     """Return the lease at `key`, or None if there is none. One GET.
 
-    If the object is not a valid lease, the result has no record. With `strict`, `Corrupt` is raised instead.
+    If the object is not a valid lease, the result has no record. With `strict`, an object that is not a valid lease
+    raises `Corrupt`.
     """
     try:
         blob = store.get(key)
@@ -131,8 +133,8 @@ def swap_lease(store: ObjectStore, clock: Clock, wanted: LeaseRecord, before: St
                 assert_never(unreachable)
         try:
             found = read_lease(store, before.key)
-            # The object must be durable before it counts as ours. Otherwise a power failure could destroy an object
-            # that a read has returned.
+            # The object must be durable before it counts as ours. Otherwise a read could return the lease object, and a
+            # power failure could then destroy the object.
             store.make_durable(before.key)
         except Unavailable as error:
             reason = f"{reason}, then {error}"
@@ -149,7 +151,7 @@ def swap_lease(store: ObjectStore, clock: Clock, wanted: LeaseRecord, before: St
 
 TTL_MS = 300_000
 BEYOND_LOST = 1_000_000
-"""If the lease object is lost, the next token is the recorded token plus this number.
+"""If the lease object is lost, the next token is the recorded token plus `BEYOND_LOST`.
 
 Fewer leases than this number are acquired between two commits for a resource. Two holders therefore never get the same
 token.

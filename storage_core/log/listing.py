@@ -124,8 +124,9 @@ def read_hint(store: ObjectStore) -> Checkpointed | None:
 def advance_hint(store: ObjectStore, hint: CheckpointHint, nonce: Callable[[], str]) -> bool:
     """Update the hint to a newer state. Return True if this call changed the hint.
 
-    A newer or equal hint is not changed, unless its state does not exist. The call does not fail if other processes win
-    every attempt, because the hint of another process is usable. Without any hint, opening the table only takes longer.
+    The function keeps a hint to the same or a newer state. It replaces the hint if the state of the hint does not
+    exist. The call succeeds even if other processes win every attempt, because they write usable hints. Without any
+    hint, opening the table only takes longer.
 
     Cost:
         One GET and one PUT if no other process changes the hint meanwhile.
@@ -158,12 +159,11 @@ def _checkpointed(data: bytes) -> Checkpointed | None:
 
 
 SPAN = 1_000
-"""The number of versions whose keys differ only in the last three digits, and which count as near each other."""
+"""The number of versions in one listing by prefix. The keys of these versions differ only in the last three digits."""
 CLOSE = 100
-"""The maximum age, in versions, of a state that counts as close to the wanted version.
+"""If a state is older than the wanted version by at most this number of versions, it counts as close.
 
-For a state at most `CLOSE` versions before the wanted version, a search for a newer JSON checkpoint would cost more
-than it saves.
+If the newest state is close, replaying from it is cheaper than searching for a newer JSON checkpoint.
 """
 
 MOST_ABSENT_KEYS = 32
@@ -199,7 +199,7 @@ class LogListing:
         return LogListing(tuple(sorted(versions)), tuple(in_order), since)
 
     def until(self, at: int | None, below: int | None) -> LogListing:
-        """Return the listing without some checkpoints.
+        """Return the listing with only the checkpoints that are within two limits.
 
         The result has no checkpoint after `at`, and no checkpoint at or after `below`.
 
@@ -236,7 +236,7 @@ def has_log(store: ObjectStore) -> bool:
 
 
 def list_near(store: ObjectStore, at: int) -> LogListing:
-    """Return the checkpoints up to `at` in the thousand versions that contain `at`.
+    """Return the checkpoints up to `at` whose version numbers differ from `at` only in the last three digits.
 
     If these versions have no checkpoint, use the previous thousand versions.
 
@@ -266,7 +266,8 @@ def list_head(store: ObjectStore) -> LogListing:
         return LogListing.of(_parsed(first))
     shown, since = _tail(store)
     newest = _newest(shown)
-    # States of other writers may be newer than any version file, so all later states are listed.
+    # Programs other than Tidemark may write a state that is newer than the newest version file, so all states after
+    # `newest` - `SPAN` are listed.
     states = store.list(STATES_PREFIX, state_key(newest - SPAN) if newest >= SPAN else None)
     found = list(_parsed(states))
     if _newest(found) <= newest - CLOSE:
@@ -292,10 +293,10 @@ def listed_states(store: ObjectStore) -> list[int]:
 
 
 def _checkpoints_near(store: ObjectStore, at: int, kind: KeyKind) -> tuple[list[ParsedKey], int]:
-    """Return the checkpoints near `at` that are not after `at`, and the first listed version.
+    """Return the checkpoints at or shortly before version `at`, and the first version that the listing includes.
 
-    The checkpoints are taken from the thousand versions that contain `at`. If these versions have no
-    checkpoint, the previous thousand versions are listed.
+    The function first lists the thousand versions whose numbers differ from `at` only in the last three digits. If
+    these versions have no checkpoint, the previous thousand versions are listed.
     """
     since = at
     for since in range(at - at % SPAN, max(-1, at - 2 * SPAN), -SPAN):
@@ -309,11 +310,11 @@ def _checkpoints_near(store: ObjectStore, at: int, kind: KeyKind) -> tuple[list[
 def _tail(store: ObjectStore) -> tuple[list[ParsedKey], int]:
     """Return the last page of version files, and the first version of the page.
 
-    The page includes other keys that sort between the files.
+    The page includes keys of other objects if these keys sort between the keys of version files.
 
     The function finds the page by an exponential search, then by a binary search, and lists one page per step. If a
-    tried page has keys, the page becomes the lower end of the search. If a tried page is empty, the tried version
-    becomes the upper end of the search.
+    tried page has keys, the page becomes the lower end of the search. If the page after a version is empty, this
+    version becomes the upper end of the search.
     """
     since, shown, beyond, step = 0, _page(store, None), None, PAGE_KEYS
     while len(shown) == PAGE_KEYS:
@@ -369,7 +370,9 @@ def _probed_beyond(store: ObjectStore, version: int) -> int:
 
 
 def _probed_state(store: ObjectStore, at: int) -> LogListing | None:
-    """Return a listing with the newest state of the `CLOSE` versions up to `at`, or None. Only for a local disk."""
+    """Return a listing with the newest state among the last `CLOSE` versions up to `at`, or None. Only for a local
+    disk.
+    """
     if _is_there(store, version_key(at)):
         for version in range(at, max(at - CLOSE, 0), -1):
             if _is_there(store, state_key(version)):

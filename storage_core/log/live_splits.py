@@ -111,7 +111,7 @@ class Part:
 class ListedFiles:
     """The splits that one state lists: the parts of the state, and the dead paths in these parts.
 
-    The class has no slots, because the parts may be replaced once.
+    The class has no `__slots__`, because a list of parts can replace its parts once, after a failed read.
 
     Attributes:
         live: The number of live splits.
@@ -199,7 +199,8 @@ class ListedFiles:
         except (Corrupt, NotFound) as error:
             if self.recover is None or self._recovered:
                 raise
-            # The whole list is replaced, not only this part. The other source divides the entries into different parts.
+            # The whole list is replaced, not only this part. The source of the fallback divides the entries into parts
+            # in another way than the unreadable state.
             table = self.recover(error)
             self._recovered.append(Part.of(_unknown(table), table))
             return list(self._recovered)
@@ -300,7 +301,9 @@ class LiveFiles(Mapping[str, Add]):
         return self._as_records().items()
 
     def added_at(self, path: str) -> tuple[int, int]:
-        """Return the version that added a live split, and its time in ms. Raises `KeyError` for any other path."""
+        """Return the version that added a live split, and its time in ms. Raises `KeyError` if `path` is not the path
+        of a live split.
+        """
         added = self.added.get(path)
         if added is not None:
             return added.at
@@ -370,7 +373,9 @@ class LiveFiles(Mapping[str, Add]):
         yield self.added_table()
 
     def total(self, column: Literal["size", "numRecords"]) -> int:
-        """Return the sum of a column over the live splits. Splits without a value add nothing."""
+        """Return the sum of a column over the live splits. A split without a value in the column does not change the
+        sum.
+        """
         import pyarrow.compute as pc
 
         listed = () if self.listed is None else self.listed.tables(self._dead)
@@ -417,7 +422,7 @@ class LiveFiles(Mapping[str, Add]):
 
     @property
     def replacing(self) -> frozenset[str]:
-        """The paths of the `Add` actions that may replace an entry of the list.
+        """The paths of those `Add` actions that may replace the entry of the same path in the listed state.
 
         In a log of other software, any addition may replace an entry. In Tidemark's own logs, only an addition with a
         deletion vector may replace an entry.

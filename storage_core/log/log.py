@@ -522,7 +522,8 @@ def compact_state(
     if has_compact_state(snapshot) and not another:
         return CheckpointResult(snapshot.version, len(snapshot.splits), 0, written=False, snapshot=snapshot)
     if snapshot.checkpoint_version == snapshot.version:
-        # This function does not use the log's own commit. That commit may itself write a state for the new version.
+        # This function does not call the `commit` method of `TransactionLog`. That commit may itself write a state for
+        # the new version.
         label = CommitLabel(commit_id=log.ids.uuid(), operation=OPERATION, metrics={}, job_run_id=job_run_id)
         nothing = validated([Txn(appId=COMPACT_STATE, version=next_recorded_version(COMPACT_STATE, snapshot))])
         snapshot = Committer(log.store, log.clock, log.ids).commit(Plan(snapshot, nothing), label, None).snapshot

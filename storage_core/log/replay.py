@@ -189,7 +189,8 @@ def based_on_newest_state(store: ObjectStore, snapshot: Snapshot) -> Snapshot:
     hinted, listed = read_hint(store), snapshot.splits.listed
     if hinted is not None and hinted.version > snapshot.version:
         return _without_state(snapshot)
-    # A snapshot from a JSON checkpoint keeps the list of splits of an older state. The collector may delete that state.
+    # A snapshot from a JSON checkpoint keeps the list of splits of an older state. The collector may delete the state
+    # on which the list of splits is based.
     if hinted == snapshot.checkpoint and (listed is None or (hinted is not None and listed.version == hinted.version)):
         return snapshot
     if hinted is None and listed is None:
@@ -198,7 +199,9 @@ def based_on_newest_state(store: ObjectStore, snapshot: Snapshot) -> Snapshot:
 
 
 def _without_state(snapshot: Snapshot) -> Snapshot:
-    """Return the same splits and transactions without a base checkpoint. A new state then shares no objects."""
+    """Return a snapshot with the same splits and transactions, but without a base checkpoint. A new state of the result
+    then shares no manifests or transaction objects with an older state.
+    """
     every = [(add, snapshot.splits.added_at(path)) for path, add in snapshot.splits.items()]
     splits = LiveFiles(added={add.path: Added(add, *at) for add, at in every})
     return replace(snapshot, splits=splits, txns=Transactions(recent=snapshot.txns.every()))
@@ -223,7 +226,7 @@ def _load(
         if wanted.kind is not CheckpointKind.AVRO_STATE:
             return _load_json(store, wanted.version)
         with typed("this process"):
-            # This import also loads Avro, which a young table does not need.
+            # This import also loads Avro, which a table without a state does not need.
             from storage_core.log.checkpoint import load_checkpoint
 
         return load_checkpoint(store, wanted.version, recovery(store, wanted.version), search(), cached=cached)
@@ -243,12 +246,12 @@ _Seen = TypeVar("_Seen")
 
 
 def recovery(store: ObjectStore, version: int) -> Recovery:
-    """Return a fallback for the state of `version`. The fallback gets the content of an unreadable object elsewhere.
+    """Return a fallback for unreadable objects of the state of `version`. The fallback reads other log objects.
 
-    The fallback first tries a JSON checkpoint of the same version. Older checkpoints help only while all version files
-    after them exist.
+    The fallback first tries a JSON checkpoint of the version `version`. Older checkpoints help only while all version
+    files after them exist.
     """
-    from storage_core.log.checkpoint import Recovery  # This import also loads Avro, which a young table does not need.
+    from storage_core.log.checkpoint import Recovery  # This loads Avro, which a table without a state does not need.
 
     def recover(look: Callable[[Snapshot], _Seen], error: Exception) -> _Seen:
         _logger.warning("the state of version %d of %s is damaged, looking elsewhere: %s", version, store.uri, error)
@@ -273,7 +276,7 @@ def recovery(store: ObjectStore, version: int) -> Recovery:
 
 
 def _from_listing(store: ObjectStore, at: int | None, load: _Load, *, below: int | None = None) -> Snapshot:
-    """Replay from a checkpoint near `at` or the head.
+    """Open the snapshot of version `at`, or of the head if `at` is None, from a checkpoint shortly before this version.
 
     If the replay fails, use any checkpoint in a listing of the whole log.
     """
@@ -296,7 +299,7 @@ def _from_listing(store: ObjectStore, at: int | None, load: _Load, *, below: int
 def _of_forms(store: ObjectStore, version: int, load: _Load) -> Iterator[Snapshot]:
     """Yield the loadable checkpoints of exactly this version, found by key.
 
-    The cost is one HEAD per form, plus the GETs that load the checkpoint.
+    The cost is one HEAD per form of checkpoint (Avro state or JSON), plus the GETs that load the checkpoint.
     """
     there = (each for each in Checkpointed.forms(version) if exists(store, each.key))
     yield from (loaded for each in there if (loaded := load(each)) is not None)
@@ -312,8 +315,8 @@ def _from_checkpoint_of(store: ObjectStore, listing: LogListing, load: _Load, at
 def _unreachable(store: ObjectStore, listing: LogListing, found: Snapshot, wanted: int) -> NotFound | Corrupt:
     """Return the error for a listed version that cannot be reached.
 
-    In some logs, a state is itself a commit. If a state is also a commit, its deletion removes every trace of its
-    version.
+    In some logs, a state is itself a commit. After the deletion of such a state, the log contains no trace of the
+    version of the state.
     """
     shown = {*listing.versions, *(each.version for each in listing.checkpoints)}
     if is_ours(found.protocol) or wanted in shown:

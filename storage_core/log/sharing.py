@@ -104,8 +104,8 @@ class TableStore:
     """The objects of a table. If the table is a shallow clone, the objects of the source are included.
 
     The first read of each object in the source costs one more request. The first read of an object in the source also
-    costs one GET of `_source.json`. Other tables send these additional requests only for missing objects. Reads also
-    raise `InvalidInput` or `Corrupt` if the source is refused. Safe for threads.
+    costs one GET of `_source.json`. A table that is not a shallow clone sends these additional requests only for
+    missing objects. Reads also raise `InvalidInput` or `Corrupt` if the source is refused. Safe for threads.
     """
 
     def __init__(self, store: ObjectStore, opened: Callable[[str], ObjectStore] | None = None) -> None:
@@ -133,15 +133,15 @@ class TableStore:
         return self._read(key, lambda store: store.head(key))
 
     def put(self, key: str, data: bytes | memoryview, mode: PutMode) -> PutResult:
-        """Write an object of the table itself."""
+        """Write an object of this table, and not of the source of a clone."""
         return self._store.put(key, data, mode)
 
     def make_durable(self, key: str) -> None:
-        """Ensure that an object of the table itself is durable."""
+        """Ensure that an object of this table, and not of the source of a clone, is durable."""
         self._store.make_durable(key)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
-        """Yield the objects of the table itself."""
+        """Yield the objects of this table, and not of the source of a clone."""
         return self._store.list(prefix, start_after)
 
     def delete(self, keys: Sequence[str]) -> Mapping[str, str | None]:
@@ -203,7 +203,7 @@ def _is_shared(key: str) -> bool:
 
 
 def require_same_service(table: str, source: str) -> None:
-    """Raise `InvalidInput` if a table on S3 refers its readers to an unknown S3 service.
+    """Raise `InvalidInput` if a table on S3 has a clone source on an S3 service that is not allowed.
 
     Three services are allowed: Amazon S3, the service in the environment, and the service of the table itself. Requests
     are signed. A person who can write to a table can therefore not redirect the requests to another service.
@@ -264,7 +264,7 @@ def first_protocol(metadata: Metadata) -> Protocol:
 def first_version(metadata: Metadata, others: Sequence[Action], known: Protocol | None) -> tuple[Action, ...]:
     """Return the actions of version 0: first the protocol, then these actions.
 
-    The table always needs the features of the protocol `known`.
+    If `known` is given, the protocol of version 0 also contains the features of `known`.
     """
     actions = (metadata, *others)
     protocol = first_protocol(metadata) if known is None else known

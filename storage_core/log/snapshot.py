@@ -245,7 +245,7 @@ def require_readable(protocol: Protocol) -> None:
 UNFINISHED_IMPORT = "tidemark.unfinishedImport"
 """The setting for unfinished imports. Version 0 has this setting, and the last commit of the import removes it.
 
-The value of this setting is the imported source.
+The value of this setting identifies the source from which the unfinished import reads.
 """
 
 

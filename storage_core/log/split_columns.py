@@ -1,7 +1,8 @@
 """Live splits as columns: one Arrow row per split, with the names and types of the file entries in the Avro state.
 
 Each table has the schema `FILES_SCHEMA`. The rows of the Arrow table may come from manifests or from actions. Code that
-checks every split works on these columns. An example is data skipping. Only selected rows become `Add` records.
+checks every split, for example data skipping, reads these columns instead of `Add` records. Only selected rows become
+`Add` records.
 """
 
 from __future__ import annotations
@@ -198,7 +199,7 @@ def conform(table: pa.Table, where: str) -> pa.Table:
 
 
 def _require_safe_paths(paths: pa.ChunkedArray, where: str) -> None:
-    """Raise `Corrupt` for a path that is missing or leaves the table.
+    """Raise `Corrupt` if a path is missing, or if a path points to a location outside the table.
 
     Only paths with unusual characters are checked individually.
     """

@@ -1,9 +1,10 @@
-"""The transactions of a snapshot, and other progress in a log.
+"""The transactions of a snapshot, and the other actions that record finished work in a log.
 
 Transactions make work exactly-once. A table has one transaction per landed file and per finished writer. So opening a
 table must not read all transactions (decision 0002). `ListedTransactions` contains the transactions of a state. The
-transactions are stored as columns in several objects. Each object is read when it is first used. `Transactions` adds
-the transactions that were recorded since the state. Consecutive snapshots share the objects of the state.
+transactions are stored as columns in several objects. Each object is read when it is first used. `Transactions`
+contains the transactions of a state, and the transactions of the versions after this state. Consecutive snapshots share
+the objects of the state.
 
 Each state stores the transactions since the previous state as a small object. From time to time, small objects are
 merged into the sorted objects with the same ranges of appIds (`log.checkpoint_writing`). If several objects of a state
@@ -62,7 +63,7 @@ class Transactions(Mapping[str, int]):
 
     @property
     def recent(self) -> Recorded:
-        """The transactions that versions after the base state recorded or pruned. No request."""
+        """The transactions that were recorded or pruned in the versions after the base state. No request."""
         return self._recent
 
     @property
@@ -146,7 +147,9 @@ class Transactions(Mapping[str, int]):
 
 
 ANY_KIND = "*"
-"""The key of one pair of bounds for all kinds, if an object has too many kinds. Tidemark has no kind with this name."""
+"""If an object has too many kinds of transactions, it stores one pair of bounds for all appIds under this key. Tidemark
+has no kind with this name.
+"""
 
 PARALLEL_READS = 2
 
@@ -174,7 +177,7 @@ class Subjects:
         self._ordered = sorted(self._subjects)
 
     def has(self, app_id: str) -> bool:
-        """Return whether the transaction is about one of the subjects."""
+        """Return whether the appId of a transaction contains one of the subjects."""
         kind, _, rest = app_id.partition(":")
         return kind in self._kinds and rest.partition("@")[0] in self._subjects
 
@@ -191,13 +194,15 @@ class Subjects:
         low, high = (each.partition(":")[2] for each in (least, most))
         if bisect_left(self._ordered, low) < bisect_right(self._ordered, high):
             return True
-        # A subject may sort before `low`, although an appId `<kind>:<subject>@…` sorts after `low`. The subject and its
-        # appIds can be on different sides of `low` only if `low` begins with the subject.
+        # A subject may sort before `low`, although the rest of its appId (`<subject>@…`) sorts after `low`. The subject
+        # can sort before `low`, and an appId of the subject after `low`, only if `low` begins with the subject.
         return any(low[:length] in self._subjects for length in range(len(low)))
 
 
 class TransactionsPart:
-    """The transactions of one object, which is read at first use. `info` is available without a read."""
+    """The transactions of one object. The object is read when its transactions are first used. `info` is available
+    without a read.
+    """
 
     def __init__(self, info: ProgressInfo, read: Callable[[], Recorded]) -> None:
         """Create a part. `read` returns the transactions of the part."""
@@ -214,7 +219,7 @@ class TransactionsPart:
 
     @property
     def is_read(self) -> bool:
-        """Whether the transactions are in memory."""
+        """Whether the object was read, so that its transactions are in memory."""
         return self._recorded is not None
 
     @property
@@ -345,12 +350,12 @@ class Progress:
                 assert_never(action)
 
     def actions(self) -> Iterator[Action]:
-        """Yield the actions that create this progress in an empty log, in a fixed order."""
+        """Yield, in a fixed order, the actions that record this progress in a log that is empty."""
         yield from (txn for _, txn in sorted(self.txns.every().items()))
         yield from self.besides_txns()
 
     def besides_txns(self) -> Iterator[Action]:
-        """Yield the same actions without the transactions, which are not read."""
+        """Yield the result of `actions` without the transactions. The transactions are not read."""
         yield from (Fence(resource=name, token=token) for name, token in sorted(self.fences.items()))
         for region, generation in sorted(self.merged_generations.items()):
             yield MergedGenerations(region=region, generation=generation)
@@ -359,7 +364,7 @@ class Progress:
         yield from (self.translations[path] for path in sorted(self.translations))
 
     def beyond(self, head: Progress) -> Iterator[Action]:
-        """Yield the transactions, fences and merges with a higher value than in the head.
+        """Yield the transactions, fences and merges whose value is higher than the value of the same entry in `head`.
 
         The order is that of `actions`.
 

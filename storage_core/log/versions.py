@@ -1,6 +1,6 @@
 """The module reads version files in order, forward from a snapshot or backward through history.
 
-The module also provides the changes of commits.
+The module also returns the changes that each commit made.
 
 See docs/architecture/transaction-log.md, "History".
 """
@@ -147,7 +147,8 @@ def entries(store: ObjectStore, newest: int) -> Iterator[HistoryEntry]:
 def find_commit(store: ObjectStore, newest: int, commit_id: str) -> int | None:
     """Return the version that the commit `commit_id` became, searching from `newest` down.
 
-    The result is None if no retained version up to `newest` is this commit. The cost is one GET per searched version.
+    The result is None if the commit wrote none of the retained versions up to `newest`. The cost is one GET per
+    searched version.
     """
     return next((entry.version for entry in entries(store, newest) if entry.commit_id == commit_id), None)
 

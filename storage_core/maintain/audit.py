@@ -4,9 +4,9 @@ The audit checks each live split and each merge. A merge is a group of input spl
 output splits. One commit of a compaction can contain several merges. Each output stores the id of its merge
 (`Lineage`). `compactions` reads the retained commits, newest first, and the state before each commit.
 
-The entries of a merge in the log can always be checked. The rows can be compared as long as the input files exist. If
-the collector has deleted an input, the result of the check is "not checkable". This result means neither valid nor
-broken.
+The entries of a merge in the log can always be checked. Rows of the inputs and outputs can be compared only while the
+input files exist. If the collector has deleted an input, the result of the check is "not checkable". This result means
+neither valid nor broken.
 
 The audit is planned in this process. The work items run in this process or in Spark tasks. Work items and answers are
 therefore JSON. Memory: the snapshot, the actions of the retained compactions, and one split per task.
@@ -121,8 +121,8 @@ class RetainedCompactions:
     """The retained compactions up to a snapshot, newest first. `live` contains the live splits of the snapshot.
 
     For each path, `events` contains the versions that added (True) or removed (False) the path, newest first. `base`
-    contains the live splits right before the oldest compaction. `base` is None if the log does not reach back to this
-    time.
+    contains the splits that were live in the version before the oldest retained compaction. `base` is None if the log
+    does not reach back to this time.
     """
 
     compactions: Sequence[Compaction]
@@ -323,7 +323,9 @@ def replaced_by(store: ObjectStore, output: Add) -> Replaced | str:
 def merges_of(
     retained: RetainedCompactions, said: Mapping[str, Replaced | str], which: Selection
 ) -> Iterator[RetainedMerge | Unchecked]:
-    """Yield the merges of all compactions in the chosen windows, from the lineage of the outputs."""
+    """Yield the merges of all retained compactions in the chosen windows. The lineage of the outputs identifies each
+    merge.
+    """
     for compaction in retained.compactions:
         for part in _merges_of(compaction, said, which):
             if isinstance(part, RetainedMerge):
@@ -340,9 +342,10 @@ def _merges_of(
 ) -> Iterator[RetainedMerge | Unchecked]:
     """Yield the merges of one compaction.
 
-    If a removed split is in the lineage of no output, the merge kept no row of the split. Such splits form one merge
-    for each scope and window. Two merges of the same scope and window cannot be distinguished, so the faults are
-    reported together. If the footer of an output is unreadable, these merges are not reported.
+    If a removed split is in the lineage of no output, the merge kept no row of the split. Removed splits that are in no
+    lineage form one merge for each scope and window. Two merges of the same scope and window cannot be distinguished,
+    so the faults are reported together. If the footer of an output is unreadable, merges without an output are not
+    reported.
     """
     groups: dict[str | None, list[Add]] = {}
     replaces: dict[str | None, set[str]] = {}
@@ -367,7 +370,7 @@ def _merges_of(
 
 
 def _by_scope_and_window(compaction: Compaction, paths: set[str]) -> Iterable[set[str]]:
-    """Group removed paths by scope and window. Paths that the log no longer describes form one group."""
+    """Group removed paths by scope and window. Removed paths of which the log has no entry form one group."""
     found: dict[tuple[Scope | None, int | None] | None, set[str]] = {}
     for path in compaction.removed:
         if path in paths:
@@ -525,8 +528,8 @@ def _are_disjoint(every: Sequence[pa.Table], order: SortOrder) -> bool:
     ends = [conform_split(each, schema) for each in every]
     keys = order.present(schema.names)
     by_last = sort_indices(pa.concat_tables([each.slice(1) for each in ends]), keys)
-    # Sort by the first row, then by the last row. Two outputs may begin with the same key. The output that has only
-    # this key then comes first.
+    # Sort by the first row, then by the last row. Two outputs may begin with the same key. The output whose rows all
+    # have this key then comes first.
     by_first = sort_indices(pa.concat_tables([ends[number].slice(0, 1) for number in by_last.tolist()]), keys)
     return is_sorted(pa.concat_tables([ends[number] for number in by_last[by_first].tolist()]), keys)
 
@@ -534,8 +537,8 @@ def _are_disjoint(every: Sequence[pa.Table], order: SortOrder) -> bool:
 MOST_ITEMS: Final = 1_000
 """The largest number of tasks of one kind.
 
-If there are more splits or merges, one task checks several of them. The overhead of one task is about as large as the
-check of a small split.
+If there are more splits or merges to check than `MOST_ITEMS`, one task checks several splits or merges. The overhead of
+one task is about as large as the check of a small split.
 """
 
 _REWRITE: Final = (
@@ -624,7 +627,7 @@ class AuditReport:
 
     @property
     def clean(self) -> bool:
-        """Whether no invariant is broken. Unchecked parts do not count."""
+        """Whether the audit found no violation of an invariant. Unchecked parts do not count."""
         return not self.violations
 
 
@@ -667,7 +670,7 @@ def audit(
 def require_ours(snapshot: Snapshot) -> None:
     """Raise `Unsupported` if another program maintains the log.
 
-    The files of such a table do not have the data that an audit compares.
+    The files of a table that another program maintains lack the data that an audit compares.
     """
     if not is_ours(snapshot.protocol):
         raise Unsupported(

@@ -39,8 +39,8 @@ VALUES = "SS-6"
 
 _MOST_SHOWN = 5
 
-# These two entries never change, so each has its own invariant. For all other entries, a difference between the file
-# and the log is SS-5.
+# The entries `sort_schema` and `nulls` never change after the split is written, so each of these entries has its own
+# invariant. For any other entry, a difference between the file and the log violates the invariant SS-5.
 _ENTRIES: Mapping[str, str] = {PREFIX + "sort_schema": "SS-4", PREFIX + "nulls": "SS-2"}
 
 
@@ -59,7 +59,7 @@ class AuditedTable:
 
     @staticmethod
     def from_metadata(metadata: Metadata) -> AuditedTable:
-        """Return the parts from a `metaData` action."""
+        """Return the id, the settings and the columns of the table from a `metaData` action."""
         config = TableConfig.from_configuration(metadata.configuration)
         return AuditedTable(metadata.id, config, from_schema_string(metadata.schemaString))
 
@@ -239,7 +239,9 @@ def _row_key_faults(split: OpenSplit, order: SortOrder) -> Iterator[Fault]:
 
 
 def _of_columns(key: str, order: SortOrder, names: Sequence[str]) -> object:
-    """Return the parts of a row key that have a column in the file. SS-3 covers the other parts."""
+    """Return the parts of a row key that have a column in the file. The invariant SS-3 covers the parts of a row key
+    whose columns are not in the file.
+    """
     try:
         values = json.loads(key)
     except ValueError:

@@ -49,8 +49,8 @@ _FINDINGS: Mapping[KeyKind, tuple[Kind, Kind, Kind]] = {
 
 _logger = logging.getLogger(__name__)
 
-# These kinds of objects are checked by reading them. Each entry has the finding for a failed read, the expected content
-# and the reader.
+# These kinds of objects are checked by reading them. Each entry has the kind of finding for a failed read, a
+# description of the expected content, and a function that reads the object.
 _READERS: Mapping[KeyKind, tuple[Kind, str, Callable[[ObjectStore, str], object]]] = {
     KeyKind.GC_CANDIDATES: (
         Kind.GC_PLAN_DAMAGED,
@@ -183,7 +183,7 @@ def check_rest(store: ObjectStore, listing: Listing, head: Snapshot | None) -> I
 
 
 def check_unreferenced(store: ObjectStore, *, clock: Clock) -> Iterator[Finding]:
-    """Yield the objects that the collector would delete, with the reason. Makes the requests of `mark`.
+    """Yield the objects that the collector would delete, with the reason. The cost is the requests of `mark`.
 
     The collector refuses to mark a damaged table. In this case nothing is yielded, because the damage is already a
     finding.
@@ -268,7 +268,7 @@ def fsck(store: ObjectStore, *, clock: Clock, deep: bool = False) -> Report:
     findings = [*log.findings]
     if log.is_ours:
         findings += _objects(metered, listing, log, clock=clock, deep=deep)
-    elif log.head is not None:  # all other objects have names and formats of the other program
+    elif log.head is not None:  # other objects have names and formats of the program that maintains the log
         findings += check_files(metered, listing, log.head, deep=False)
     return Report(
         uri=store.uri,

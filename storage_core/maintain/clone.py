@@ -37,7 +37,7 @@ MOST_BYTES = 256 * 2**20
 OPERATION = "CLONE"
 _APP = "clone:"
 COPY_LASTS = dt.timedelta(days=7)
-"""Lifetime of the tag that keeps the version in the source for a deep clone.
+"""The lifetime of the tag in the source table. The tag keeps the source version during a deep clone.
 
 The tag needs a limit, because it remains if the process is killed during the copy.
 """

@@ -8,9 +8,9 @@ which the object was first unreachable (lesson 43). The plan also contains a cou
 plan always differ (lesson 09).
 
 The plan also contains objects that a person asked to erase: quarantine entries and chunks of a raw log. No other rule
-removes these objects. The plan contains only keys, and the keys contain no rows. A candidate of this kind stays in the
-plan while the object exists. The collector deletes the object by its usual rules, but ignores the retention (decision
-0030).
+removes these objects. The plan contains only keys of objects. The keys of objects contain no values of rows. A
+candidate of this kind stays in the plan while the object exists. The collector deletes the object by its usual rules,
+but ignores the retention (decision 0030).
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def replace_state(store: ObjectStore, key: str, data: bytes, *, etag: str | None
 def read_plan(store: ObjectStore) -> Plan:
     """Return the stored plan. One GET.
 
-    A plan that cannot be parsed counts as empty. If the plan is empty, every object must wait for the whole horizon
-    again, so nothing is deleted too early. Raises `Unsupported` for the plan of a newer release.
+    A plan that cannot be parsed counts as empty. With an empty plan, every unreachable object waits for the whole
+    horizon again, so nothing is deleted too early. Raises `Unsupported` for the plan of a newer release.
     """
     try:
         blob = store.get(gc_candidates_key())
@@ -99,9 +99,10 @@ def read_plan(store: ObjectStore) -> Plan:
 
 
 def merged_candidates(plan: Plan, unreachable: Iterable[Unreachable], *, now_ms: int) -> dict[str, Candidate]:
-    """Return the current candidates. Known candidates keep their first time.
+    """Return one candidate for deletion for each unreachable object.
 
-    The result does not contain objects that are reachable or deleted.
+    A candidate that was already in `plan` keeps the time at which it was first unreachable. The result does not contain
+    objects that are reachable or deleted.
     """
     found: dict[str, Candidate] = {}
     for each in unreachable:
@@ -119,11 +120,12 @@ def merged_candidates(plan: Plan, unreachable: Iterable[Unreachable], *, now_ms:
 def note_candidates(
     store: ObjectStore, plan: Plan, candidates: Mapping[str, Candidate], *, ids: Ids, now_ms: int
 ) -> tuple[Plan, int]:
-    """Replace `plan` with a plan that has these candidates. Return the new plan and a time.
+    """Replace `plan` with a plan that has these candidates. Return the new plan, and the time at which it was stored.
 
-    The returned time is the earlier of `now_ms` and the store's timestamp of the new plan. If the first time of a
-    candidate is after this timestamp, it comes from a clock that was ahead. The function then replaces the first time
-    of the candidate with the timestamp. Otherwise nothing would be deleted until the store's clock reaches this time.
+    The returned time is the earlier of `now_ms` and the store's timestamp of the new plan. If a candidate was first
+    unreachable after this timestamp, the clock that measured the time was ahead. The function then replaces the time at
+    which the candidate was first unreachable with the store's timestamp. Otherwise the candidate would not be deleted
+    until the store's clock reaches the wrong time.
 
     Cost:
         A PUT and a HEAD, and a second PUT if a first time is reduced. Raises the errors of `write_plan`.
@@ -191,10 +193,10 @@ def planned_for_deletion(store: ObjectStore, keys: Collection[str]) -> frozenset
     """Return the keys that are in the collector's plan. One GET.
 
     A sweep deletes only objects in its plan. The sweep writes the plan, waits for the horizon, and then reads the
-    roots. Some operations need an object that may be in the plan, for example the creation of a tag. An operation that
-    needs the object therefore first writes a root that references the object. Then the operation reads the plan. If the
-    plan does not contain the object, there are two cases. The object is already deleted, or every later sweep sees the
-    root.
+    roots: the entries that keep objects. Some operations need an object that may be in the plan, for example the
+    creation of a tag. An operation that needs the object therefore first writes a root that references the object. Then
+    the operation reads the plan. If the plan does not contain the object, there are two cases. Either the object is
+    already deleted, or every sweep that plans it later reads the new root and keeps the object.
     """
     candidates = read_plan(store).candidates
     return frozenset(key for key in keys if key in candidates)
@@ -215,9 +217,9 @@ def forgotten_chunks(plans: Iterable[Plan]) -> Mapping[str, int]:
 
 
 def note_forgotten(store: ObjectStore, keys: Sequence[str], *, ids: Ids, now_ms: int) -> None:
-    """Add existing objects to the plan and mark them as forgotten. Objects that are already marked keep their time.
+    """Add existing objects to the plan as forgotten. An object already marked as forgotten keeps its earlier time.
 
-    A collector that runs concurrently stops.
+    A concurrent collector stops, because the plan has changed.
 
     Raises:
         CommitConflict: Other processes replaced the plan at every attempt.
@@ -380,9 +382,9 @@ def retry_if_collected(store: ObjectStore, look: Callable[[], _T]) -> _T:
 
     Two collectors may overlap, or a paused collector may have lost its lease. A collector can then read the name of a
     deleted object. The name of an object that another collector deleted is not damage. A second call of `look`
-    distinguishes a deleted object from damage. If only an outdated view needed the object, the second call does not
-    read it. If the table really needs the object, the object is missing again. The caller deletes nothing in either
-    case.
+    distinguishes a deleted object from damage. If only an outdated view of the table needed the deleted object, the
+    second call of `look` does not read the object. If the table really needs the object, the second call also fails,
+    because the object is still missing. The caller deletes nothing in either case.
 
     `look` must be idempotent. The function calls `look` again only after an error.
 
@@ -423,9 +425,9 @@ class Horizon:
 
     def of(self, candidate: Candidate) -> int:
         """Return the horizon of a candidate, in ms."""
-        # A requested horizon never shortens the horizon of reusable names. A requested horizon does not shorten the
-        # horizon of a generation's manifest either. Only this manifest contains the names of the generation's WAL
-        # entries.
+        # A horizon that the caller requests never shortens the horizon of objects whose names can be used again. A
+        # requested horizon also does not shorten the horizon of a generation's manifest. Only this manifest contains
+        # the names of the generation's WAL entries.
         numbered = _kind(candidate) in REUSED or _goes_last(candidate)
         return max(self.requested_ms, self.configured_ms) if numbered else self.requested_ms
 
@@ -439,7 +441,9 @@ class Swept:
 
 
 def long_noted(plan: Plan, horizon: Horizon, *, now_ms: int) -> Iterator[Candidate]:
-    """Yield the candidates that have been in the plan long enough. Without such candidates, no sweep is needed."""
+    """Yield the candidates that have been in the plan long enough. If the function yields no candidate, no sweep is
+    needed.
+    """
     return (each for each in plan.candidates.values() if _seen_long_enough(each, horizon, now_ms))
 
 
@@ -501,7 +505,7 @@ def _batches(due: Iterable[Candidate]) -> Iterator[list[Candidate]]:
 
 
 def _place(candidate: Candidate) -> tuple[str, int, str]:
-    """Return the sort key: by folder, then oldest first. A partly deleted folder then has no gap."""
+    """Return the sort key: by folder, then oldest first, so that a stopped deletion leaves no gap in the versions."""
     parsed = parse(candidate.key)
     version = None if parsed is None else parsed.version
     return candidate.key.rpartition("/")[0], version or 0, candidate.key
@@ -635,7 +639,7 @@ def collect(
 
 
 def _require_durable(store: ObjectStore, retained: Retained) -> None:
-    """Wait until the head and the retained checkpoints are durable, because they replace the objects to delete."""
+    """Wait until the head and the retained checkpoints are durable. They replace the objects that will be deleted."""
     for key in (version_key(retained.head.version), *(each.key for each in retained.checkpoints)):
         require_durable(store, key, advice="run the collector again")
 

@@ -18,8 +18,8 @@ _NOTHING_LOST: Final = "nothing is lost: "
 DAMAGE: Final = (Corrupt, NotFound, SnapshotExpired, Unsupported, InvalidInput)
 """The errors that describe a damaged object.
 
-Every other error concerns the store, a write or a concurrent process. An error of the store, a write or a concurrent
-process is never a finding or a loss.
+An error of any other class concerns the store, a write or a concurrent process. An error of the store, a write or a
+concurrent process is never a finding or a loss.
 """
 
 
@@ -46,7 +46,7 @@ class Kind(StrEnum):
     advice: str
 
     def __new__(cls, name: str, severity: Severity, advice: str) -> Self:
-        """Create a member. The member is a string that equals `name`."""
+        """Create a member. The new enum member is a string that equals `name`."""
         found = str.__new__(cls, name)
         found._value_, found.severity, found.advice = name, severity, advice
         return found
@@ -247,7 +247,8 @@ class Report:
 def damage_of(kind: Kind, error: TidemarkError, key: str, expected: str) -> Finding:
     """Return the finding for an error that a read of `key` raised. The class of the error is in `DAMAGE`.
 
-    The finding has the key in the error, or else `key`. The format of a newer release is not damage.
+    The key of the finding is the key in the error, or `key` if the error has no valid key. The format of a newer
+    release is not damage.
     """
     named = error.context.get("key")
     where = named if isinstance(named, str) and parse(named) is not None else key

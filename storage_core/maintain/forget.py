@@ -4,11 +4,13 @@ The steps run in this order. A step that was already done does nothing, so an in
 
 1. Delete the rows as `delete` does. For a keyed table, also flush and merge the regions with records of these rows.
 2. In one commit, rewrite every split with the rows, remove every index segment with the rows, and record this work.
-3. Write new states until the table retains only new states. Then no retained state contains the removed objects.
+3. Write new states until every state that the table retains was written after the commit of step 2. Then no retained
+   state contains the removed objects.
 4. Write new quarantine entries without the rows. Mark the old entries and the chunks of raw logs for the collector.
 
-This module deletes no object, and its new objects do not describe the rows (decision 0030). A raw log that was not
-searched counts as containing the rows. Tidemark never changes a landed file, so a person must remove the file.
+This module deletes no object, and the new objects that it writes contain no values of the forgotten rows (decision
+0030). If a raw log was not searched, the report assumes that it contains the rows. Tidemark never changes a landed
+file, so a person must remove the file.
 """
 
 from __future__ import annotations
@@ -157,7 +159,7 @@ class RawSearch:
         return RawSearch(raw, judge, union(raw.opened()))
 
     def search_chunks(self) -> None:
-        """Search all chunks without an answer.
+        """Search all chunks for which no search result is known.
 
         A chunk with patches is searched again if new keys were found, because the patches may contain these keys.
 
@@ -211,7 +213,7 @@ class RawSearch:
 def note_chunks(found: RawFound, *, ids: Ids, now_ms: int) -> None:
     """Mark the chunks with the rows as forgotten in every reachable store.
 
-    Also mark all earlier chunks of their writers.
+    For each writer with a marked chunk, also mark all earlier chunks of the writer.
 
     The collector always deletes all chunks of a writer up to a number, so these chunks are deleted together. See
     `note_forgotten`.
@@ -235,7 +237,7 @@ Looked = Sequence[tuple[RawTable, RawFound]]
 def held_in_raw_logs(looked: Looked) -> Iterator[Held]:
     """Yield the reasons that keep chunks of raw logs, and the stores that do not answer.
 
-    Makes the requests of `read_plan` per store.
+    The cost is the requests of one `read_plan` per store.
     """
     for raw, found in looked:
         for uri in found.unreachable:
@@ -310,7 +312,7 @@ def held_by_landed_files(judge: RowCondition, spec: LandingSpec) -> Iterator[Hel
 def _holds(judge: RowCondition, file: LandedFile, spec: LandingSpec) -> bool:
     """Return whether a row or a rejected line of the file may match the condition.
 
-    Stops at the first row or line of this kind.
+    The function stops at the first row or line that may match the condition.
     """
     snapshot = judge.snapshot
     changes = ChangeFormat.of(spec, snapshot.schema, snapshot.config)
@@ -334,12 +336,14 @@ _logger = logging.getLogger(__name__)
 ENTRIES_AT_ONCE: Final = 4
 
 MOST_STATES = 10
-"""The largest number of states that one run writes. A table that retains more states needs another run."""
+"""The largest number of states that one run writes. If a table retains more than this number of states, another run is
+needed.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The parts of a version that contain the rows: splits, index segments, and translations with partition names."""
+    """The splits, index segments and translations of a version that contain values of the forgotten rows."""
 
     splits: Sequence[Add]
     segments: Sequence[IndexSegment]
@@ -360,7 +364,7 @@ class Ended:
 
 @dataclass(slots=True, eq=False)
 class Rewriting:
-    """Makes commits until no part of the newest version contains the rows.
+    """Commits rewrites and removals until no object of the newest version contains the rows.
 
     `look` returns the parts that contain the rows.
     """
@@ -394,7 +398,7 @@ class Rewriting:
         return retry_on_conflict(self.log, head, attempt)
 
     def _left_after(self, since: Since, head: Snapshot, found: HoldingObjects) -> bool:
-        """Return whether a version after the last recorded run references objects that may contain the rows.
+        """Return whether a version after the last recorded run references objects that may contain forgotten rows.
 
         The check is needed because the last recorded run may have had another condition. Two kinds of objects count:
         splits with rows or missing splits, and merged generations of a region that holds rows or is recorded. A missing
@@ -530,16 +534,17 @@ def are_clean_states(store: ObjectStore, head: Snapshot, found: HoldingObjects, 
     """Return whether the newest `wanted` states exist and are clean.
 
     A clean state belongs to the version of the last `FORGET` or a later version. A clean state contains no tombstone,
-    and no split that may have contained the rows. A split that was live in an older state may be deleted now, and a
-    deleted split cannot be searched.
+    and none of the splits that may have contained forgotten rows. A split that was live in an older state may be
+    deleted now, and a deleted split cannot be searched.
 
     Cost:
         One LIST per 1,000 objects. One GET per version file down to the `FORGET` commit, one GET per state, and one GET
         per manifest of the states.
     """
     since = Since.of(head)
-    # The version file of the commit itself contains the paths of the removed splits. With partitions, the folder of a
-    # split can describe rows. The first clean state is then one version later.
+    # The version file of the commit itself contains the paths of the removed splits. If the table has partitions, the
+    # folder name of a split can contain values of its rows. With partitions, the first clean state therefore belongs to
+    # the version after the `FORGET` commit.
     first = _forgetting_version(store, head, since) + bool(head.config.partition_by)
     forms = {each.version: each for each in list_table(store).checkpoints()}
     newest = [forms[version] for version in sorted(forms)[-wanted:]]
@@ -638,7 +643,7 @@ class Forgetting:
         )
 
     def _of_source(self, head: Snapshot) -> list[Held]:
-        """Return the objects with the rows in the source of a shallow clone.
+        """For a shallow clone, return the objects of the source table that contain the rows.
 
         The tag of the clone keeps these objects.
         """
@@ -667,7 +672,9 @@ class Forgetting:
         return delete_by_key(self.target.log, self.target.head, matching).rows
 
     def _searched(self, head: Snapshot) -> tuple[RowCondition, HoldingObjects, Looked]:
-        """Search the table and the raw logs. If one search finds a key, the other search also uses this key."""
+        """Search the table and the raw logs. The keys that one of the two searches finds are also used by the other
+        search.
+        """
         judge = self._judging(head)
         in_table = Search.of(self.target.log.store, judge)
         in_raw = [RawSearch.of(each, judge) for each in self.raw_logs]
@@ -680,8 +687,8 @@ class Forgetting:
         return judge, in_table.holding_objects(), [(each.raw, each.holding_chunks()) for each in in_raw]
 
     def _judging(self, head: Snapshot) -> RowCondition:
-        """Return the `RowCondition` of this version. The `RowCondition` stores the answers for the objects already
-        searched.
+        """Return the `RowCondition` of the version `head`. The `RowCondition` stores the search results of the objects
+        that were already searched.
         """
         if self._judge is None:
             target = self.target

@@ -101,7 +101,7 @@ def _holds(segment: IndexSegment, covered: Coverage | None, found: HoldingObject
 
 
 def sources(segment: IndexSegment, found: HoldingObjects) -> Iterator[bool | None]:
-    """Yield, for each source split or generation of the segment, whether it contains the rows.
+    """Yield one result for each source split or generation of the segment: whether the source contains the rows.
 
     None means that the source is deleted.
     """
@@ -147,12 +147,12 @@ class Since:
         last = recorded.get(FORGOTTEN)
         own = {app: txn.version for app, txn in recorded.items() if app.startswith(f"{FORGOTTEN}:")}
         generations = {app.removeprefix(f"{FORGOTTEN}:"): version for app, version in own.items()}
-        if last is None or last.version > head.version:  # a clone that an earlier release made has its source's record
+        if last is None or last.version > head.version:  # an old clone has copied the `FORGET` record of its source
             return Since(None, head.timestamp, {})
         return Since(last.version, last.lastUpdated or head.timestamp, generations)
 
     def recorded(self, head: Snapshot, now_ms: int, regions: Iterable[str]) -> list[Txn]:
-        """Return the transactions for a commit planned on `head`: this version, and merged generations by region."""
+        """Return the transactions to commit: one for `head`, and one for the merged generations of each region."""
         merged = {region: head.merged_generations.get(region, 0) for region in regions}
         recorded = {region: head.txns.get(f"{FORGOTTEN}:{region}", 0) for region in merged}
         new = {region: last for region, last in merged.items() if last > recorded[region]}
@@ -178,7 +178,7 @@ def names_rows(store: ObjectStore, manifest: str, found: HoldingObjects, since: 
 
 @dataclass(frozen=True, eq=False)
 class MetadataSearch:
-    """Search of the retained metadata that refers to the found objects."""
+    """The search for version files, states and other metadata objects that contain values of the forgotten rows."""
 
     store: ObjectStore
     head: Snapshot
@@ -211,7 +211,7 @@ class MetadataSearch:
         }
 
         every, size = self.found.listing.of(*with_rows(Rows.VALUES)), self.found.listing.size
-        _ = self.versions, self._actions, self._forgot, self._root  # computed here, before several threads need them
+        _ = self.versions, self._actions, self._forgot, self._root  # read the properties before several threads start
         for each, holds in read_concurrently(lambda each: looks[each.kind](each), every, lambda each: size(each.key)):
             if isinstance(holds, Exception) and not isinstance(holds, NotFound):  # `NotFound`: already deleted
                 raise holds
@@ -245,7 +245,7 @@ class MetadataSearch:
         return max(forgot, default=self.since.version or 0)
 
     def _of_state(self, each: ParsedKey) -> bool:
-        """Return whether a state contains values of forgotten rows, in a split's folder name or bounds.
+        """Return whether a folder name or a bound of a split in a state contains values of forgotten rows.
 
         Only tables with partitions are checked.
         """
@@ -338,7 +338,7 @@ class MetadataSearch:
         if self.since.version is None:
             return True
         removal = self.retained.removals.get(key)
-        if removal is not None:  # If the segment still existed after the last FORGET, it was clean at that time.
+        if removal is not None:  # The last `FORGET` left this segment only if the segment contained none of the rows.
             return removal.version <= self.since.version or is_forgetting(self.versions.get(removal.version, ()))
         written_ms = self.found.listing.objects[key].last_modified_ms
         return written_ms <= self.since.at_ms + self.head.config.gc_horizon_ms  # the segment may be of an earlier job
@@ -452,7 +452,7 @@ class BlockerSearch:
             )
 
     def _is_retained(self, checkpoint: Checkpointed) -> bool:
-        """Return whether a reason other than tags keeps a checkpoint."""
+        """Return whether a checkpoint would be retained even without tags."""
         retained = self.marked.roots.retained
         newest = sorted({one.version for one in self._checkpoints})[-retained.head.config.retained_states :]
         return checkpoint.version >= retained.base.version or checkpoint.version in newest
@@ -466,8 +466,7 @@ class BlockerSearch:
             return self._held(
                 each,
                 KeptBy.VERSION,
-                f"one of the {kept} newest states needs the object. Run forget again after "
-                f"{counted(more, 'more state')}",
+                f"one of the {kept} newest states needs the object. Forget again after {counted(more, 'more state')}",
             )
         return self._by_version(each, version + 1)
 
@@ -532,7 +531,7 @@ class BlockerSearch:
                 yield self._held(each, KeptBy.TAG, why, until_ms=tag.expires_at_ms, tag=tag.name, version=tag.version)
 
     def _by_version(self, each: ParsedKey, ended: int | None) -> Held:
-        """Return the reason for an object that versions before `ended` need.
+        """Return the reason why an object is still kept. Versions before `ended` need the object.
 
         The object is kept until the oldest retained version is `ended` or a later version.
         """

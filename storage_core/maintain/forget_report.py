@@ -1,6 +1,6 @@
 """Arguments and results of `forget`: the raw logs to search, and the objects that still contain the rows.
 
-Each object has the reason that keeps it.
+For each object, the result contains the reason why the object still exists.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class ForgetReport:
     """The result of a search of all objects at the time `at_ms`, at the newest version `version`.
 
     `since` is the version of the plan of the last `FORGET`. None means that there was no `FORGET`. Deleted objects of
-    this version or an earlier version may have contained the rows. Metadata about a deleted object therefore counts as
-    containing values of the rows. `objects` is the number of existing objects, in all stores.
+    this version or an earlier version may have contained the rows. The report therefore assumes that metadata about a
+    deleted object contains values of the forgotten rows. `objects` is the number of existing objects, in all stores.
     """
 
     version: int

@@ -1,8 +1,9 @@
 """Search for rows to forget: check rows, records and texts of every object against the condition.
 
-The search uses a listing and not the log, because a split outside all versions may also contain the rows. For live
-splits, most answers come from the indexes and from the statistics of the log. All other objects are decoded. Objects
-never change, so an answer stays correct and each object is read once.
+The search lists all objects instead of reading the log, because a split in no version of the log may also contain the
+rows. For live splits, most answers come from the indexes and from the statistics of the log. The search decodes all
+objects for which the indexes and the statistics give no answer. Objects never change, so an answer stays correct and
+each object is read once.
 
 Records that contain a key but no row are an exception. A record with only a key belongs to a forgotten row if the
 search finds a row with this key. The search may find this row later. So objects with such records are read again when
@@ -61,7 +62,8 @@ _WHOLE = pa.array([int(Operation.PUT), int(Operation.RESET)], pa.int8())
 class _Answer:
     """Whether an object contains the rows.
 
-    `holds` is None if the answer is unknown. `keys_at` is set if later keys can change the answer.
+    `holds` is None if the answer is unknown. `keys_at` is set if keys that the search finds later can change the
+    answer.
     """
 
     holds: bool | None
@@ -95,12 +97,12 @@ class Memory:
         return False if known is None else known.holds
 
     def say(self, name: str, holds: bool | None) -> None:  # noqa: FBT001  # the argument is the answer
-        """Store an answer. If the answer is open, later keys can change it."""
+        """Store an answer. If the answer is marked as open, keys that the search finds later can change the answer."""
         self._answers[name] = _Answer(holds, self._times if self._is_open else None)
         self._is_open = False
 
     def leave_open(self) -> None:
-        """Mark the next answer as open, because keys that are found later may match records of the object."""
+        """Mark the next stored answer as open, so that the object is read again when the search finds new keys."""
         self._is_open = True
 
     def add(self, keys: pa.Table) -> None:
@@ -113,7 +115,9 @@ class Memory:
         return pa.concat_tables(self._keys) if self._keys else None
 
     def has_new_keys(self) -> bool:
-        """Return whether new keys were found since the last call. New keys can change the answers marked as open."""
+        """Return whether new keys were found since the last call. If new keys were found, objects with open answers
+        must be read again.
+        """
         known = self.keys
         if known is None:
             return False
@@ -129,7 +133,7 @@ class Memory:
 
 @dataclass(slots=True, eq=False)
 class RowCondition:
-    """A condition on rows of a table, for every schema of the rows.
+    """A condition on the rows of a table, which can be applied to rows with any earlier schema of the table.
 
     For a keyed table, a `RowCondition` also stores the keys of rows that matched the condition. A patch or a delete
     with one of these keys belongs to a row that matched the condition. The record itself lacks the columns of the
@@ -155,8 +159,8 @@ class RowCondition:
         self._predicate = in_columns(self.wanted.predicate, names) or self.wanted.predicate
 
     def at(self, head: Snapshot) -> RowCondition:
-        """Return a `RowCondition` for another version. With equal metadata, the two `RowCondition` objects share the
-        answers.
+        """Return a `RowCondition` for another version. If the metadata of both versions is equal, the two
+        `RowCondition` objects share the answers.
         """
         judge = RowCondition(self.store, head, self.wanted, self.limits, self.verified)
         if head.metadata == self.snapshot.metadata:
@@ -191,7 +195,7 @@ class RowCondition:
         whole = pc.is_in(known.column(OPERATION), _WHOLE).to_numpy()
         mask = np.zeros(known.num_rows, np.bool_)
         mask[whole] = self._judged(known.filter(pa.array(whole)).select(self.schema.names))
-        if {*self._filter.columns} <= {*self.key}:  # a delete has all columns of the condition as well
+        if {*self._filter.columns} <= {*self.key}:  # a delete has the key columns, and the condition needs no others
             mask[~whole] = self._judged(known.filter(pa.array(~whole)).select(self.schema.names))
         elif not whole.all():
             self.memory.leave_open()
@@ -216,7 +220,7 @@ class RowCondition:
         self._filter.require_valid()
 
     def text(self, text: str) -> bool | None:
-        """Return whether a text contains the values of the condition, or None if unknown.
+        """Return whether a text contains the values that the condition compares with. Return None if this is unknown.
 
         The answer is known for conditions of equality: True if the text contains the value as a word.
         """
@@ -257,7 +261,7 @@ _REFUSED = (Corrupt, Unsupported, InvalidInput, pa.ArrowException, OSError)
 
 AT_ONCE: Final = 16
 HELD_BYTES: Final = 64 * 2**20
-"""Maximum number of bytes that are read at a time. A single object may be larger."""
+"""Maximum number of bytes that are read at a time. A single object may be larger than this maximum."""
 
 _UNTOLD: Final = "the object contains lines and not rows. Only a condition with an equality can find such lines"
 
@@ -363,7 +367,7 @@ class Search:
         self._each(self._keys(KeyKind.QUARANTINE), lambda key: read_object(self.store, key), self._quarantined)
 
     def holding_objects(self) -> HoldingObjects:
-        """Return the objects that contain the rows, according to the answers so far.
+        """Return the objects that contain the rows, as far as the search has already read the objects.
 
         One GET per new manifest of a generation.
         """
@@ -379,7 +383,7 @@ class Search:
         return found
 
     def live(self) -> None:
-        """Search the live splits by the log, the indexes and the files, and store the answers.
+        """Decide from the log, the indexes and the files which live splits contain the rows, and store the answers.
 
         Makes the requests of `ByCondition`.
 
@@ -480,7 +484,7 @@ class Search:
 
 
 def holding_splits(store: ObjectStore, judge: RowCondition) -> list[Add]:
-    """Return the live splits with rows that match the condition, at the version of `judge`.
+    """Return the live splits with rows that match the condition. The live splits are those of the snapshot in `judge`.
 
     Raises the errors of the reads. Makes the requests of `Search.live`, and one GET for each split that `Search.live`
     does not decide.

@@ -2,9 +2,10 @@
 
 docs/architecture/transaction-log.md describes the history of a table in the section "History".
 
-A restore is one commit after the head. A restore makes the splits of an older version live again, and restores the
-schema and the configuration. A restore never takes back progress: transactions, fences and merged generations only
-grow. A file or record that was ingested or merged once is therefore not applied again.
+A restore is a new commit, which is written as the version after the head. A restore makes the splits of an older
+version live again, and restores the schema and the configuration. A restore never lowers the progress of the table: it
+keeps the newest transactions, fences and merged generations. A file or record that was ingested or merged once is
+therefore not applied again.
 
 A split contains the version number of its plan. A repair can reduce the number of versions, and the number in the split
 would then mean another version. A repair therefore stores the highest old number (`renumbered_up_to`).
@@ -60,7 +61,9 @@ _logger = logging.getLogger(__name__)
 
 
 def renumbered_up_to(configuration: Mapping[str, str]) -> int:
-    """Return the newest version number in splits from before a repair, or -1 if there is no valid record."""
+    """Return the highest version number that splits contain from the time before a repair. Return -1 without a valid
+    record.
+    """
     text = configuration.get(RENUMBERED_UP_TO, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
 
@@ -68,7 +71,7 @@ def renumbered_up_to(configuration: Mapping[str, str]) -> int:
 def with_renumbered(configuration: Mapping[str, str], version: int) -> dict[str, str]:
     """Return the configuration with the higher of `version` and the recorded version.
 
-    A `version` of -1 records no version.
+    If `version` is -1, the configuration is returned unchanged.
     """
     newest = max(version, renumbered_up_to(configuration))
     return dict(configuration) if newest < 0 else {**configuration, RENUMBERED_UP_TO: str(newest)}
@@ -77,7 +80,7 @@ def with_renumbered(configuration: Mapping[str, str], version: int) -> dict[str,
 def replaced(mine: Snapshot, other: Snapshot) -> tuple[Add, ...]:
     """Return the splits of `mine` that `other` does not have, ordered by path.
 
-    The function works on columns, and creates records only for these splits.
+    The function compares columns of paths, and creates `Add` records only for the returned splits.
     """
     files = mine.splits.table()
     return adds_of(without_paths(files, paths_of(other.splits.table())).sort_by("path"))
@@ -165,7 +168,7 @@ def set_tag(
 
 
 def _needed(log: TransactionLog, target: Snapshot) -> list[str]:
-    """Return the objects that `target` needs and the head does not keep. All returned objects exist.
+    """Return the objects that `target` needs and that the head does not reference. All returned objects exist.
 
     A missing segment or translation is omitted, because `target` can be read without it.
     """
@@ -336,10 +339,11 @@ def _vectors(snapshot: Snapshot) -> dict[str, DeletionVector]:
 
 
 def _metadata(head: Snapshot, target: Snapshot) -> Metadata | None:
-    """Return the older metadata with all registered schemas and the record of a repair. Both only grow."""
+    """Return the metadata of `target`, and keep the registered schemas and the repair record of the head."""
     now = head.metadata.configuration
     configuration = with_registry(with_renumbered(target.metadata.configuration, renumbered_up_to(now)), registry(now))
-    # Regions belong to the writers and not to the content. The regions of an older spec stay closed.
+    # Regions belong to the writers of the table, so a restore of the table's content does not change the regions. The
+    # regions of an older spec stay closed.
     configuration = {name: value for name, value in configuration.items() if name not in _OF_REGIONS}
     configuration |= {name: now[name] for name in _OF_REGIONS if name in now}
     wanted = replace(target.metadata, configuration=configuration)
@@ -349,10 +353,11 @@ def _metadata(head: Snapshot, target: Snapshot) -> Metadata | None:
 
 
 def _with_columns(wanted: Metadata, head: Snapshot, target: Snapshot) -> Metadata:
-    """Return the older columns with the widest types that they ever had.
+    """Return the metadata with the columns of `target`, each with the widest type that the column ever had.
 
-    Rows of other versions and unmerged records may need these types. Column ids and stored names stay assigned. A
-    column that returns to a keyed table is nullable, because unmerged records do not have it.
+    Rows of versions other than `target` and unmerged records may contain values that need the wider types. Column ids
+    and stored names stay assigned. A column that returns to a keyed table is nullable, because unmerged records do not
+    have it.
     """
     settings = head.metadata.configuration
     schema, now = numbered(target.schema), {column_id(field): field for field in head.schema}
@@ -369,7 +374,9 @@ def _with_columns(wanted: Metadata, head: Snapshot, target: Snapshot) -> Metadat
 
 
 def _as_wide(field: pa.Field, last: pa.Field | None) -> pa.Field:
-    """Return the column. A wider type or nullability is taken from the last known version of the column."""
+    """Return the column. If the last known version of the column has a wider type or allows nulls, the returned column
+    does the same.
+    """
     if last is None:
         return field
     wide = field.with_type(last.type) if may_widen(field.type, last.type) else field
@@ -403,8 +410,8 @@ def _segments_deleted(
 ) -> tuple[IndexSegment, ...]:
     """Return two kinds of live segments.
 
-    One kind is the segments that the older version cannot use. The other kind is the segments that would cover a split
-    a second time.
+    The first kind contains segments that cannot be used in the older version that is restored. The second kind contains
+    segments that would cover the rows of a split a second time.
     """
     alike = _indexes_alike(head, target)
     answered = {(each.index, split) for each in back for split in each.covers}
@@ -419,8 +426,8 @@ def _segments_deleted(
 
 
 def _indexes_alike(head: Snapshot, target: Snapshot) -> frozenset[str]:
-    # After the older version, an index may have been dropped or redefined. A column name may also belong to another
-    # column now. The next catch-up rebuilds the segments of an index that was dropped or redefined.
+    # An index may have been dropped or redefined after the older version was written. A column name may now belong to
+    # another column than in the older version. If an index was redefined, the next catch-up builds its segments again.
     return frozenset(
         index.name
         for index in target.config.indexes

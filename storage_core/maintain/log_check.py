@@ -5,8 +5,8 @@ retained version files. The usual reader of the log replays the version files fo
 a part of the objects (`PartOfStore`).
 
 A split contains the version of its plan. A split can therefore show that a version existed although its file is
-missing. A repair keeps the longest part of the log that opens (`kept_part`) unchanged. The older versions in this part
-still need their splits.
+missing. A repair keeps the longest part of the log that opens (`kept_part`) unchanged. The versions in this kept part
+still need the splits that they reference.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from storage_core.store.contract import Blob, ObjectFile, ObjectInfo, ObjectStor
 class ReadVersion:
     """A readable version file: the number in its key (`place`), the number of its commit, and the commit's time in ms.
 
-    A file of early 0.1 does not contain its number. If a file of early 0.1 is under the key of another version,
-    `number` is None.
+    Version files of early 0.1 releases do not contain their version number. `number` is None if a file of an early 0.1
+    release is stored under the key of another version.
     """
 
     place: int
@@ -69,7 +69,8 @@ def missing_versions(gap: range, expected: str) -> Finding:
 class VersionWalk:
     """The version files in order.
 
-    - `sound`: versions with a file under the right key. Other readable files are used only as evidence.
+    - `sound`: versions with a file under the right key. Files under a wrong key are used only as evidence of which
+      versions existed.
     - `named`: splits that any of the files adds or removes.
     - `missing`: gaps between the files. Filled by `note_gaps`.
     """
@@ -115,7 +116,7 @@ class VersionWalk:
         self._check_paths(key, actions)
 
     def note_order(self) -> None:
-        """Add a finding for each file with a commit time that does not fit between the other files.
+        """Add a finding for each file whose commit time is not between the times of its neighbouring versions.
 
         Commit times only grow, so such a file belongs to another version.
         """
@@ -141,7 +142,9 @@ class VersionWalk:
         self.findings.every += [missing_versions(gap, f"versions {oldest} to {newest}") for gap in self.missing]
 
     def in_time(self) -> Iterator[ReadVersion]:
-        """Yield every readable commit once, in order. If a file has copies, yield the copy under the right key."""
+        """Yield every readable commit once, in order. If a commit has several files, yield the file under the key of
+        its own version.
+        """
         found = {each.place: each.commit_id for each in self._in_place.values()}
         commits = set(found.values())
         own = [replace(each, number=each.place) for each in self._in_place.values()]
@@ -173,8 +176,8 @@ class VersionWalk:
     def _check_paths(self, key: str, actions: Sequence[Action]) -> None:
         removed = {action.path for action in actions if isinstance(action, Remove)}
         for action in actions:
-            # An add of a live path can change its deletion vector. An add that changes the deletion vector of a live
-            # path contains a deletion vector.
+            # An add of a live path can change its deletion vector. Such an add has a deletion vector. An add of a live
+            # path without a deletion vector is a fault.
             if isinstance(action, Add) and action.deletionVector is None and action.path in self._live - removed:
                 self.findings.add(Kind.PATH_LIVE_TWICE, key, f"{action.path} once", "added while the path is live")
         self._live -= removed
@@ -184,9 +187,9 @@ class VersionWalk:
 def _fitting(times: Sequence[int]) -> Iterator[bool]:
     """Yield True for each time that is in every longest increasing subsequence of the times, else False.
 
-    If a file is a copy under the key of another version, no longest increasing subsequence contains its time.
-    If two files are swapped, the time of each file is missing in at least one longest increasing subsequence. The check
-    does not trust a copied or swapped file.
+    If a file is a copy under the key of another version, its time breaks the ascending order, so the result is False.
+    If two files are swapped, some longest increasing subsequence lacks the time of each swapped file, so the result is
+    False. The check does not trust a copied or swapped file.
     """
     up = _growing(times)
     down = _growing([-time for time in reversed(times)])[::-1]
@@ -225,8 +228,8 @@ def newest_evidence(
 ) -> VersionEvidence | None:
     """Return the newest version recorded in splits outside the log, or None if no split contains a version.
 
-    The function ignores unreadable splits and splits of other tables than `metadata`. The function also ignores splits
-    that were planned before a repair renumbered the versions.
+    The function ignores unreadable splits, and splits of a table that is not the table of `metadata`. The function also
+    ignores splits that were planned before a repair renumbered the versions.
 
     Cost:
         A few ranged GETs for the footer of each split.
@@ -279,8 +282,8 @@ class LogCheck:
 
     - `missing`: versions that should have a file. The versions are given as ranges, because the number of a misplaced
       file can be large.
-    - `in_time`: all readable commits in order, including commits under the key of another version.
-    - `newest`: the highest version in any key, the hint or a split, or -1 without a version.
+    - `in_time`: all readable commits in order, including commits whose file has the key of another version.
+    - `newest`: the highest version that occurs in a key, in the hint or in a split. It is -1 if no version occurs.
     - `is_ours`: True if the log follows all rules of Tidemark, False if it follows only the rules of its format.
     """
 
@@ -391,7 +394,7 @@ class PartOfStore:
         raise InvalidInput(f"{list(keys)[:3]}: this view of {self.uri} is read-only")
 
     def local_path(self, key: str) -> Path | None:
-        """Return the path of a shown object's file."""
+        """Return the local path of an object, if the view contains the object."""
         return self._store.local_path(key) if self._shows(key) else None
 
     def _shown(self, key: str) -> str:

@@ -1,7 +1,8 @@
 """Operations on the quarantine of a table: list, count, retry and clear entries.
 
 **Validity.** The commit that adds the rows of landed files also references the quarantine objects of these files.
-Objects that no commit references do not count. If a run ends before its commit, the next run reads its files again.
+Quarantine objects that no commit references are not valid. If a run ends before its commit, the next run reads its
+files again.
 
 **Identity.** Each line or row in quarantine has an identity (`Unit` and line). The identity of a line consists of the
 file, the size and content of the file, and the number of the line. `pending_entries` yields a line once, even if
@@ -17,8 +18,8 @@ twice. A `clear` commits only the receipt. Afterwards, objects without pending l
 there are many. The combined receipt has only the lines that a stored object still contains. The names of deleted
 objects are pruned, too.
 
-**New reasons.** A line that fails again for another reason is written again under `_again.<number>`. If several
-entries contain a line, the entry with the largest number is valid.
+**New reasons.** If a retry rejects a line for another reason, the retry writes the line into an object with
+`_again.<number>` in its key. If several entries contain a line, the entry with the largest number is valid.
 """
 
 from __future__ import annotations
@@ -339,7 +340,7 @@ def prune(log: TransactionLog, *, dry_run: bool = False, require_held: Callable[
 
     Return the number of transactions that were removed. A receipt is marked for the collector under two conditions. No
     transaction references the receipt any more, and the receipt is older than the horizon. A retry may be about to
-    reference a newer receipt.
+    commit a reference to a receipt that is newer than the horizon.
 
     Args:
         require_held: called before the commit. It raises if the caller has lost its lease.
@@ -357,8 +358,8 @@ def prune(log: TransactionLog, *, dry_run: bool = False, require_held: Callable[
         names = [*head.txns.every("quarantined")]
         if not receipts and not names:
             return 0
-        # The objects are listed after the snapshot is read. An object in the snapshot was durable before its commit. If
-        # the object is missing now, the collector has deleted it.
+        # The objects are listed after the snapshot is read. Each object that the snapshot references was durable before
+        # the commit that added the reference. If the object is missing now, the collector has deleted it.
         stored = {info.key: info for info in log.store.list(QUARANTINE_PREFIX)}
         gone = [app for app in names if quarantine_key(SHARED, app.partition(":")[2]) not in stored]
         folded = receipts if len(receipts) > MOST_RECEIPTS else []
@@ -387,8 +388,9 @@ def prune(log: TransactionLog, *, dry_run: bool = False, require_held: Callable[
 def _folded(log: TransactionLog, head: Snapshot, stored: Iterable[str]) -> tuple[list[Action], Sequence[TxnProgress]]:
     """Write one receipt that combines all receipts. The receipt has only the lines that stored objects still contain.
 
-    An object that the collector will delete still counts, because it becomes valid again if the plan is lost. A unit
-    without a content is a file that was rejected completely. A later run may store the same entry again.
+    The function also reads objects that the collector will delete. If the collector's plan is lost, these objects
+    become valid again. A unit with an empty content hash is a file that was rejected completely. A later run may store
+    the same entry again.
     """
     present: dict[Unit, set[int]] = {}
     for key in stored:
@@ -476,8 +478,8 @@ def retry(job: JobRun[RetryQuarantine], spec: LandingSpec | None) -> JobReport:
 class _Plan:
     """The plan of a retry.
 
-    `entries` are the entries to retry, and `others` counts the other lines in their objects. `unneeded` contains the
-    objects without pending lines.
+    `entries` are the entries to retry. `others` contains, for each quarantine object, the number of lines that are not
+    retried. `unneeded` contains the objects without pending lines.
     """
 
     entries: list[PendingEntry]
@@ -622,8 +624,8 @@ def _committed(job: JobRun[RetryQuarantine], found: _AppliedPlan) -> JobReport:
 def _failed_again(each: PendingEntry, reasons: Mapping[int, str], *, has_passed: bool) -> list[Entry]:
     """Return the entries to write again: the lines with a new reason.
 
-    If a row does not come from a file, its identity contains the key of the quarantine object. If a row of the object
-    leaves the quarantine, the function rewrites the other rows that do not come from a file.
+    If a row does not come from a file, its identity contains the key of the quarantine object. If a row leaves a
+    quarantine object, the function rewrites the object's remaining rows that do not come from a file.
     """
     entry, (_, _, content) = each.entry, each.unit
     if isinstance(entry, RejectedLines):
@@ -640,13 +642,13 @@ def _failed_again(each: PendingEntry, reasons: Mapping[int, str], *, has_passed:
 
 
 Applied = tuple[pa.Table, Sequence[int], Mapping[int, str]]
-"""The rows of an entry that are valid now, with their positions. For all other positions, the value contains the reason
-why the row is not valid.
+"""The rows of an entry that are valid now, with their positions. For each position with an invalid row, the value
+contains the reason why the row is not valid.
 """
 
 
 class _Declared:
-    """The present declaration, applied to entries of these sources."""
+    """The current declaration of the table, which is applied to the quarantine entries of some sources."""
 
     def __init__(
         self,
@@ -770,7 +772,7 @@ class _Declared:
         times: LandedTimes,
         into: tuple[Sequence[int], dict[int, str]],
     ) -> tuple[pa.Table, npt.NDArray[np.int64]]:
-        """Return the parsed rows and the entry position of each row. Update the reasons of the other positions."""
+        """Return the parsed rows and the entry position of each row. Store the reason for each invalid text."""
         chosen, reasons = into
         none = self._none
         if not chosen:
@@ -824,7 +826,7 @@ def _changes_of(spec: LandingSpec | None, snapshot: Snapshot) -> ChangeFormat | 
 
 
 def _has_text_time(text: bytes, times: LandedTimes) -> bool:
-    """Return whether the record has a text in a column with times that can be numbers."""
+    """Return whether the record has a text in a time column that also accepts numbers."""
     if not times.units:
         return False
     try:
@@ -845,7 +847,8 @@ def _bytes_of(line: Mapping[str, object]) -> bytes:
 def selection(source: str | None, reason: str | None) -> Wanted:
     """Return a function that selects lines of this source.
 
-    The reason of a selected line contains this text. None selects all.
+    The function selects a line if the line's reason contains the text `reason`. An argument that is None selects all
+    lines.
     """
 
     def is_chosen(entry: Entry, index: int) -> bool:
@@ -871,7 +874,7 @@ _DAY_MS = 86_400_000
 
 @dataclass(slots=True)
 class Summary:
-    """The lines or rows of one reason, source and day, with a few samples.
+    """The number of quarantined lines or rows with the same reason, source and day, and a few samples.
 
     `day` is the day of arrival in UTC, in days since the epoch, or None if the arrival is unknown. A sample is the
     number of the line and its text, or the values of the row as JSON.

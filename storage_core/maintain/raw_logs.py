@@ -2,10 +2,10 @@
 
 Collection deletes a chunk when every table has its records and the chunk is older than the retention
 (docs/architecture/collection.md). Like the collection of tables, the collection of raw logs takes two passes per store.
-Each store has its own plan. A copy is deleted after it has been in the plan of its store for the whole horizon. Every
-table must still have the records. Before the deletion, the chunk is read once more. A chunk without a valid copy stays,
-and records of unknown tables go to quarantine. Record ids are deleted when no future record must be compared with these
-ids (docs/architecture/ingestion.md).
+Each store has its own plan. A copy is deleted after it has been in the plan of its store for the whole horizon. When a
+copy of a chunk is deleted, every table must still have the records of the chunk. Before the deletion, the chunk is read
+once more. A chunk without a valid copy stays, and records of unknown tables go to quarantine. Record ids are deleted
+when no future record must be compared with these ids (docs/architecture/ingestion.md).
 
 The retention does not apply to a chunk with forgotten rows, or to any earlier chunk of the same writer. The retention
 also does not apply to a chunk that was already deleted on another store.
@@ -87,8 +87,8 @@ _Number = tuple[str, int]
 def note_collected(history: History, reached: Mapping[str, Collected], *, now_ms: int, ids: Ids) -> None:
     """Record the last collected chunk of these writers in every reachable store.
 
-    If a store already records a later chunk, the record in that store is not changed. The entry of a writer without a
-    chunk is removed after `KEPT_MS`, if all stores answer.
+    If a store already records a higher chunk number for a writer, the function does not change the record in that
+    store. The entry of a writer without a chunk is removed after `KEPT_MS`, if all stores answer.
 
     Raises:
         CommitConflict: Another collector was first. Nothing may be deleted.
@@ -116,7 +116,7 @@ class RawLogCollection:
     """The outcome of one run.
 
     - `candidates`: the objects that were ready for deletion at the start, by URI of the store.
-    - `unknown`: the number of records by unknown table. These records are in quarantine.
+    - `unknown`: the number of records for each unknown table name. These records are in quarantine.
     - `damaged`: keys of chunks without a valid copy. These chunks stay.
     - `unreachable`: stores that did not answer. A later run collects the copies in these stores.
     """
@@ -137,8 +137,8 @@ class RawLogCollection:
 class RawLogCollector:
     """Collector of one raw log. `offsets` reads the current offsets of every table that may get rows of the raw log.
 
-    An unreadable table has no offsets and thus protects every chunk. Without tables, every chunk of a raw log is
-    protected as well. Without a retention, no chunk is old enough to be deleted.
+    An unreadable table has no offsets and thus protects every chunk. If the raw log has no tables, the collector also
+    protects every chunk. Without a retention, no chunk is old enough to be deleted.
     """
 
     source: Source
@@ -195,7 +195,8 @@ class RawLogCollector:
         written: dict[_Number, int] = {}
         for key, info in (each for several in listed.values() for each in several):
             number = key.writer, key.number
-            # The time of the oldest copy counts. A healed or restored copy does not make the chunk younger.
+            # The age of a chunk is computed from the time of its oldest copy. A copy that healing or a restore writes
+            # later does not change the age of the chunk.
             written[number] = min(info.last_modified_ms, written.get(number, info.last_modified_ms))
         offsets = self.offsets()
         forgotten = forgotten_chunks(plans.values())
@@ -206,7 +207,8 @@ class RawLogCollector:
         }
         found = backlog(history, offsets)
         if offsets and not history.unreachable:
-            # Every waiting record and every future record is newer than these ids, so no record is compared with them.
+            # Record ids expire if they are `unique_for_ms` older than every waiting and future record. No record is
+            # compared with expired ids.
             coming_ms = now_ms - CLOSED_AFTER_MS
             first_ms = coming_ms if found.oldest_waiting_ms is None else min(found.oldest_waiting_ms, coming_ms)
             for store in history.stores:
@@ -224,7 +226,7 @@ class RawLogCollector:
         forgotten: Mapping[str, int],
         now_ms: int,
     ) -> Iterator[_Number]:
-        """Yield the chunks that are old enough and in every table.
+        """Yield the chunks that are old enough and whose records every table already has.
 
         These are the first chunks of each writer, without a gap.
         """
@@ -358,8 +360,9 @@ def _list_ids(store: ObjectStore) -> Iterator[tuple[IdsKey, ObjectInfo]]:
 def _candidates(due: Mapping[str, ObjectInfo], listed: frozenset[str], plan: Plan, now_ms: int) -> dict[str, Candidate]:
     """Return the current candidates. Known candidates keep their first time.
 
-    Objects that are protected again or deleted are dropped. A forgotten object stays a candidate while the object
-    exists. A forgotten object stays a candidate even if a table does not have the records of the object.
+    The function drops a known candidate if the object is protected again or no longer exists. A forgotten object stays
+    a candidate while the object exists. A forgotten object stays a candidate even if a table does not have the records
+    of the object.
     """
     newest_ms = max((each.last_modified_ms for each in due.values()), default=0)
     found = {key: plan.candidates[key] for key in forgotten_keys([plan]) & listed}
@@ -432,7 +435,7 @@ class Healing:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every store has every object with a valid copy. Only objects that this run checked count."""
+        """Whether every store has every object with a valid copy. The value covers only objects this run checked."""
         left = sum(self.lacking.values()) - sum(self.copied.values())
         return not (left or self.failed or self.damaged or self.unreachable)
 

@@ -94,7 +94,7 @@ def read_found(store: ObjectStore, listing: Listing, path: str) -> FoundSplit:
 
 
 def newest_readable(store: ObjectStore, listing: Listing, *paths: Iterable[str]) -> list[FoundSplit]:
-    """Return the newest readable split of the first group with a readable split, or an empty list."""
+    """Return the newest readable split of the first group that has readable splits, or an empty list."""
     found = chain.from_iterable(_newest_first(store, listing, group) for group in paths)
     first = next(found, None)
     return [] if first is None else [first]
@@ -124,7 +124,7 @@ def spec_ids_of_merges(found: Iterable[FoundSplit]) -> dict[str, int]:
 
 
 def with_region_specs(metadata: Metadata, newest: int, store: ObjectStore, listing: Listing) -> Metadata:
-    """Return the metadata with the region specs up to `newest`. Specs of a lost version come from a split.
+    """Return the metadata with the region specs up to `newest`. The function reads specs of lost versions from a split.
 
     `newest` is the highest spec id of a region. If no split has this spec, the metadata is returned unchanged, and no
     region of the spec is merged.
@@ -152,7 +152,7 @@ def _newest_first(store: ObjectStore, listing: Listing, paths: Iterable[str]) ->
         try:
             yield read_found(store, listing, path)
         except DAMAGE:
-            continue  # the repair does not copy this split either, and reports it as lost
+            continue  # the repair does not copy a damaged split, and reports the split as lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +163,8 @@ class Evidence:
     - `merged`: the last merged generation, by region.
     - `ranges`: the generations that readable commits merged. No other merge of these generations was committed.
     - `generations`: by region, the complete generations. Complete generations can be merged again.
-    - `added_at`: for each live split, the version that added the split. If a rewrite with an earlier plan replaced the
-      split, a later restore has undone this rewrite.
+    - `added_at`: for each live split, the version that added the split. If a rewrite that was planned before this
+      version replaced the split, a restore has undone the rewrite.
     """
 
     live: frozenset[str] = frozenset()
@@ -177,7 +177,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The result of the choice: live found splits, other found splits with the reasons, and replaced splits.
+    """The result of `choose`: the live splits, the rejected splits with the reasons, and the replaced splits.
 
     - `replaced`: splits in `Evidence.live` that one of the found splits has replaced.
     - `unproven`: live splits without proof that they were committed.
@@ -198,13 +198,13 @@ def choose(found: Sequence[FoundSplit], evidence: Evidence) -> Choice:
     for weeks. A split is therefore not live if another split replaces it. The outputs of a killed rewrite and of its
     second run can also exist together. If a rewrite was killed and repeated, the rewrite counts once. A rewrite without
     proof of its commit is accepted only if it changes no row. A complete compaction changes no row. A merge whose
-    records are missing also changes no row.
+    records no longer exist also counts as a rewrite that changes no row.
     """
     floor = dict(evidence.merged)
     while True:
         replay = _Replay(found, evidence, floor)
         replay.run()
-        if replay.merged == floor:  # Otherwise an omitted merge may have a lower generation than an accepted merge.
+        if replay.merged == floor:  # Otherwise a rejected merge may have a lower generation than an accepted merge.
             return replay.choice()
         floor = dict(replay.merged)
 
@@ -228,7 +228,7 @@ class _Group:
 
     @property
     def order(self) -> tuple[int, str]:
-        """The sort key, with older plans first."""
+        """The sort key. Operations with a lower planned version come first."""
         return self.members[0].origin.planned_version, self.name
 
     @property
@@ -328,7 +328,7 @@ def _groups(found: Iterable[FoundSplit]) -> list[_Group]:
 def _in_order(groups: Sequence[_Group], is_proven: Callable[[Iterable[FoundSplit]], bool]) -> Iterator[_Group]:
     """Yield each group after the groups that wrote its inputs.
 
-    If several groups are ready, proven groups come first.
+    If several groups are ready, groups with proof of their commit come before groups without proof.
     """
     maker = {each.path: group.name for group in groups for each in group.members}
     by_name = {group.name: group for group in groups}
@@ -346,8 +346,8 @@ def _in_order(groups: Sequence[_Group], is_proven: Callable[[Iterable[FoundSplit
             waiting[follower].discard(name)
             if not waiting[follower]:
                 heapq.heappush(ready, (not is_proven(by_name[follower].members), by_name[follower].order))
-    # Names are never reused. So an operation cannot replace an output of a later operation. A group comes last if its
-    # metadata lists an output of a later operation among the replaced splits.
+    # Names are never reused. So an operation cannot replace an output of a later operation. If the metadata of a group
+    # nevertheless lists the output of a later operation as replaced, the group comes last.
     yield from by_name.values()
 
 

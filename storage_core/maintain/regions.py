@@ -1,7 +1,7 @@
 """The regions of a table: objects that the collector keeps, findings of a check, and records that a repair saves.
 
-A `RegionReading` reads the objects of one region. An object that cannot be read is returned as an `Unread` value. For
-an `Unread` value, the collector raises the error, and a check creates a finding. A repair works without the object
+A `RegionReading` reads the objects of one region. An object that cannot be read is returned as an `Unread` value. If an
+object cannot be read, the collector raises the error, and a check creates a finding. A repair works without the object
 (docs/architecture/ingestion.md).
 
 An entry contains its own number and generation. A manifest only adds facts that entries do not contain.
@@ -48,7 +48,7 @@ from storage_core.write.region.manifest import read_latest, read_version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadEntry:
-    """A WAL entry with intact bytes: its true number and its content without the records.
+    """The number inside a WAL entry with intact bytes, and the entry's content without the records.
 
     - `rows`: the number of records with valid values.
     - `lost`: the number of records with an invalid value. None if the whole entry is valid.
@@ -171,7 +171,7 @@ def decode_entry(data: bytes, key: str) -> tuple[WalEntry, int | None]:
 
 @dataclass(slots=True, eq=False)
 class Regions:
-    """The regions in a listing, and their registry.
+    """The regions whose objects are in a listing, and the registry of these regions.
 
     Each object is read only once, even if several functions use this instance.
     """
@@ -199,20 +199,21 @@ class Regions:
 class RegionRoots:
     """The needed objects of one region: its newest manifest and its unmerged generations.
 
-    A generation is kept until *every* retained version has merged it (Lance MemWAL, "Garbage Collector"). A generation
-    is usually garbage if a sorted generation replaced it. A replaced generation is kept only if a retained version has
-    merged a part of the sorted generation (docs/architecture/ingestion.md). Indexes do not extend the time for which a
-    generation is kept. A merge adds the segments of the generation to the log (decision 0019).
+    The collector keeps a generation until *every* retained version contains the generation's records (Lance MemWAL,
+    "Garbage Collector"). A generation is usually garbage if a sorted generation replaced it. The collector keeps a
+    replaced generation only if a retained version has merged just a part of the sorted generation
+    (docs/architecture/ingestion.md). Indexes do not extend the time for which a generation is kept. A merge adds the
+    segments of the generation to the log (decision 0019).
 
     WAL entries are deleted together with the generation that references them. An entry outside all generations is a
-    fence sentinel and is always kept. A fenced writer that was stalled for weeks uses the number of the sentinel for
-    its next put. So the collector must keep the object with this number (lesson 06). When the objects of the oldest
+    fence sentinel and is always kept. A fenced writer that was stalled for weeks gives its next WAL entry the number of
+    the sentinel. So the collector must keep the object with this number (lesson 06). When the objects of the oldest
     generations are deleted, the manifest may prune these generations (docs/architecture/collection.md).
 
     - `merged_directories`: the folders of merged generations.
     - `merged_entries`: WAL entries of merged and replaced generations, which can be collected.
     - `collected_generation`: the manifest need not list generations up to this number, because their objects are
-      deleted. The number is 0 if the manifest must list all generations.
+      deleted. `collected_generation` is 0 if the manifest must list all generations.
     - `segments`: keys of the index segments of unmerged generations.
     - `distributed`: the region's offsets of the raw log.
 
@@ -256,8 +257,8 @@ def region_roots(store: ObjectStore, region: str, *, merged: int, newest: int) -
     spent = [each for each in there if each.generation <= merged]
     opened = [required(reading.generation(each)) for each in there]
     originals = {part: each for each in opened for part in each.replaces}
-    # At a retained version, a merge may have taken only a part of a sorted generation. Readers of this version read the
-    # generations that the sorted generation replaced.
+    # The merge of a retained version may have applied only a part of a sorted generation. Readers of this version read
+    # the generations that the sorted generation replaced.
     needed = [
         part
         for part, each in originals.items()
@@ -265,7 +266,7 @@ def region_roots(store: ObjectStore, region: str, *, merged: int, newest: int) -
     ]
     replaced = [part for part in originals if part not in needed and _exists(store, region, part)]
     # At some version, a merge may have taken only a part of the sorted generation. If a replaced generation is missing,
-    # the collector deleted it when no merge had taken a part of the sorted generation.
+    # the collector deleted the generation before a merge applied only a part of the sorted generation.
     still = [part for part in needed if _exists(store, region, part)]
     needed_ones = [required(reading.generation(each)) for each in (*unmerged, *still)]
     deleted = _entries(required(reading.generation(each)) for each in (*spent, *replaced))
@@ -301,7 +302,7 @@ def _exists(store: ObjectStore, region: str, flushed: FlushedGeneration) -> bool
 
 
 def check_regions(regions: Regions, merged: Mapping[str, int], *, deep: bool) -> Iterator[Finding]:
-    """Yield the damage of the regions. `merged` is the merge progress of the regions in the base.
+    """Yield the damage of the regions. `merged` contains the last merged generation of each region.
 
     Cost:
         Per region, one GET for the newest manifest and one GET for the hint. One GET per unmerged WAL entry, two GETs
@@ -537,8 +538,8 @@ class RegionSalvage:
     """The content of a region: the acknowledged entries in order, and the unfinished generation of the writer.
 
     - `complete`: flushed generations with all of their records.
-    - `filed`: generations in the newest valid manifest with a valid file of records. The generations in `filed` are
-      distributed and sorted generations. A sorted generation represents the range of generations that it replaced.
+    - `filed`: generations in the newest valid manifest with a valid file of records. All generations in `filed` are
+      distributed or sorted generations. A sorted generation represents the range of generations that it replaced.
     - `unread`: generations in this manifest that cannot be read.
     - `unreadable`: the number of records with invalid values in WAL entries with intact bytes, by key of the entry.
     - `offsets`: the manifest's offsets of the raw log. The offsets prevent a second distribution of the same records.
@@ -565,7 +566,7 @@ class RegionSalvage:
         return tuple(each for each in self.filed if each.generation > merged)
 
     def above(self, merged: int) -> tuple[ReadEntry, ...]:
-        """Return the entries of unmerged generations, except entries that a sorted generation represents."""
+        """Return the entries of unmerged generations, without the entries that sorted generations replaced."""
         sorted_ones = _stood_for(self.filed)
         numbers = ((each, each.says.generation) for each in self.entries)
         return tuple(each for each, number in numbers if number > merged and number not in sorted_ones)
@@ -588,7 +589,8 @@ class RegionSalvage:
 def salvage_regions(regions: Regions) -> dict[str, RegionSalvage]:
     """Return the content of every region.
 
-    An entry contains its own number. If an entry is under the key of another entry, the number inside the entry counts.
+    An entry contains its own number. If an entry is stored under the key of another entry, the function uses the number
+    inside the entry.
 
     Cost:
         One GET per WAL entry. One GET per manifest, from the newest manifest down to the first valid manifest.
@@ -603,7 +605,8 @@ def _salvage(regions: Regions, region: str) -> RegionSalvage:
     written = list(_written(reading, listing))
     highest, acknowledged = 0, list[ReadEntry]()
     for each in entries:
-        # After the first entry of a later epoch, no entry of an earlier epoch was acknowledged (see `region.wal`).
+        # After the first entry with a new writer epoch, the region acknowledges no entry with a lower epoch (see
+        # `region.wal`).
         highest = max(highest, each.says.writer_epoch)
         if each.says.writer_epoch == highest and each.rows:
             acknowledged.append(each)
@@ -640,7 +643,7 @@ def _placed(
 ) -> tuple[ReadEntry, ...]:
     """Return the entries with their generation. Entries outside all generations get the number of the next flush.
 
-    The entries themselves may contain a lower generation (`wal.belonging`).
+    The generation number inside an entry may be lower than the returned generation (`wal.belonging`).
     """
     after, following = (0, 0) if manifest is None else (manifest.replay_after_wal_id, manifest.current_generation)
     named: dict[int, int] = {}

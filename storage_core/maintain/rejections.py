@@ -183,7 +183,7 @@ def _counts(metrics: Mapping[str, Any]) -> Counter[str]:
     found["rows_rejected"] = _count(metrics, "rows_rejected") or _count(metrics, "rejected")
     handled = sum(found[name] for name in (*without_fault, "rows_rejected"))
     # A run that is limited to some windows reads the whole file again. Only one of these runs counts the rejected rows.
-    # If each run counted all rows of the file, the share would be too small.
+    # If each run counted all rows of the file, the computed share of rejected rows would be too small.
     found["rows_in"] = max(handled, _count(metrics, "rows_in")) if found["rows_rejected"] else handled
     return found
 

@@ -77,7 +77,7 @@ from storage_core.write.region.records import Memtable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """An object that was damaged or lost in the source but exists in the new location, and its origin."""
+    """A source object that was damaged or lost, and the method that restored the object in the new location."""
 
     key: str
     how: str
@@ -153,7 +153,7 @@ class Transfer:
     _done: dict[str, bool] = field(default_factory=dict)
 
     def place(self, named: File) -> bool:
-        """Copy the split, segment or translation. Return False if no object has the content recorded in the log.
+        """Copy a split, segment or row translation. Return False if no object has the content recorded in the log.
 
         An object under the key of another object of its kind is found by size and checksum. A split is not copied if
         its deletion vector is lost, because deleted rows would be visible again.
@@ -229,7 +229,8 @@ class Transfer:
             )
 
 
-# Findings of a region about acknowledged records. All other objects of a region are rewritten.
+# Findings of a region about acknowledged records. A repair rewrites all objects of a region that do not contain
+# acknowledged records.
 _RECORDS = frozenset({Kind.WAL_ENTRY_DAMAGED, Kind.WAL_ENTRY_MISSING})
 
 
@@ -366,9 +367,9 @@ _logger = logging.getLogger(__name__)
 def repair(source: ObjectStore, target: ObjectStore, *, clock: Clock, ids: Ids, dry_run: bool = False) -> Outcome:
     """Write a valid table with all readable content of `source` into `target`, and return the losses.
 
-    The repair keeps the longest part of the log that opens, every valid split and segment, the quarantine and the tags.
-    The repair rebuilds states and the hint, and regions with every unmerged acknowledged record. The repair also
-    rebuilds a lost log.
+    The repair keeps the longest part of the log that can be opened, every valid split and segment, the quarantine and
+    the tags. The repair rebuilds states, the hint and regions. A rebuilt region contains every acknowledged record that
+    is not merged. The repair also rebuilds a lost log.
 
     Args:
         source: Store of the damaged table. It is never written.

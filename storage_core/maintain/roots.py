@@ -68,7 +68,7 @@ class Retained:
     removals: Mapping[str, Removal]
 
     def merged_generation(self, region: str) -> int:
-        """Return the last generation of the region that every version from the base on has merged, or 0.
+        """Return the last generation of the region that the base and all later versions have merged, or 0.
 
         A tag below the base keeps no generation, because readers of a tagged version read no unmerged records.
         """
@@ -161,7 +161,7 @@ def _checkpoints(log: TransactionLog, base: Snapshot, head: Snapshot, live: Iter
 
 
 def existing_forms(store: ObjectStore, version: int) -> tuple[Checkpointed, ...]:
-    """Return the checkpoints of a version, in every existing form. One HEAD per form."""
+    """Return the checkpoints of a version, in every existing form. Makes one HEAD per checkpoint form."""
     return tuple(each for each in Checkpointed.forms(version) if exists(store, each.key))
 
 
@@ -179,7 +179,8 @@ def _base(log: TransactionLog, head: Snapshot, commits: list[_Commit], *, cutoff
     current = log.snapshot(version=current_at_cutoff)
     wanted = oldest if current.checkpoint_version is None else current.checkpoint_version
     base = current if current.version == wanted else log.snapshot(version=wanted)
-    # A version below the retained files opens only from its own state. Without a state, only version 0 can be the base.
+    # A version that is older than the retained version files can be opened only from its own state. Without a state,
+    # only version 0 can be the base.
     if base.version > 0 and base.checkpoint_version != base.version:
         raise Corrupt(
             f"version {base.version} should be retained, but cannot be opened. Neither the state of this "
@@ -268,7 +269,7 @@ def _kept(
     """
     kept = [(newest.root, each) for each in reversed(newest.snapshots)]
     first, last = _first_kept(kept, hinted, cutoff_ms)
-    while first == last > 1:  # there may be older kept snapshots
+    while first == last > 1:  # an older metadata file may contain more retained snapshots
         older = read_metadata(store, last - 1)
         if older is None:
             break
@@ -316,9 +317,9 @@ class Roots:
       and the splits and manifests of mirrors. `keys` also includes the manifests and parts of all existing checkpoints.
     - `regions`: for each region id, the `RegionRoots`, which contains the objects that must stay.
     - `published`: the splits and manifests that the mirrors reference.
-    - `first`: for each kind of numbered object, the first number that stays. For version files, this number is the
-      lower of the base and the oldest retained state. The table retains two or more states. If the newest state is
-      damaged, these files lead from an older state to the head.
+    - `first`: for each kind of numbered object, the first number that stays. For version files, `first` contains the
+      lower version number of the base and the oldest retained state. The table retains two or more states. If the
+      newest state is damaged, readers open the head from an older state and the retained version files.
     """
 
     retained: Retained

@@ -2,14 +2,16 @@
 
 docs/architecture/transaction-log.md describes repairs in the section "History".
 
-A repair keeps the longest sequence of valid version files that opens. The repair reads the files after a gap action by
-action (`KnownLog`). If the log contains no information, the split files decide (`recovered_splits.choose`).
+A repair keeps the longest sequence of valid version files from which the table can be opened. After a gap in the log,
+the repair reads each action in the later version files separately (`KnownLog`). If the log contains no information, the
+split files decide (`recovered_splits.choose`).
 
 A merge hides superseded rows with deletion vectors, which are stored only in the log. If the version of a merge is
 lost, the files still contain most of this information. The base never contains two live rows of a key. If two rows of a
 key are found, the row in the split with the later plan is live. For a deleted row, no split contains a newer row of the
-same key. If the records of the merge exist, they show the delete. The split must certainly be older than the merge. If
-no rule applies, the repair reports that deleted rows may be visible again.
+same key. If the records of the lost merge still exist, the repair finds the delete in the records. The repair uses
+these records only if the split is certainly older than the merge. If no rule applies, the repair reports that deleted
+rows may be visible again.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ Codes = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatedSplit:
-    """A split that may be live, and its place in time.
+    """A split that may be live, and its position in the order of versions.
 
     - `order`: the order of rows with the same key. The row in the split with the higher `order` is newer.
     - `progress`: by region, the last generation that was merged into the rows of the split.
@@ -134,7 +136,7 @@ def superseded(
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """The keys of all rows in the file of a split, and the visible rows according to the log."""
+    """For one split, the keys of all rows in the file, and the rows that are visible according to the log."""
 
     split: DatedSplit
     keys: pa.Table
@@ -207,12 +209,13 @@ class Replacement:
 
 
 class KnownLog:
-    """The kept part of the log, and every readable later action.
+    """The part of the log that the repair keeps, and every readable action after this part.
 
-    Versions between the kept part of the log and the later actions may be missing.
+    Version files between the kept part of the log and the actions after this part may be missing.
 
     - `live`, `deleted`, `named`: the splits that are live at the end, the removed splits, and the splits in any action.
-    - `progress`: the merge progress. `progress` contains the transactions and fences of the later versions only.
+    - `progress`: the merge progress. `progress` contains only the transactions and fences of versions after the kept
+      part of the log.
     - `read_versions`: the versions that were read.
     """
 
@@ -229,7 +232,8 @@ class KnownLog:
         self.replacements: list[Replacement] = []
         self.read_versions: set[int] = set()
         self._ranges = [MergedRange(region=region, after=0, generation=last) for region, last in self.merged.items()]
-        # Version 0 creates the table and merges nothing. If version 0 is missing, nothing becomes uncertain.
+        # Version 0 creates the table and merges nothing. If only version 0 is missing, the merge progress is still
+        # certain.
         self._read_up_to = 0 if base is None else base.version
         self._certain = True
         self._merged_at: dict[str, dict[str, int]] = {}
@@ -330,11 +334,11 @@ class KnownLog:
         return self._added_at.get(path, self._read_up_to)
 
     def merged_at(self, path: str) -> Mapping[str, int] | None:
-        """Return the merge progress of the version that added `path`. The version must follow the log's kept part.
+        """Return the merge progress of the version that added `path`. The version must be newer than the kept log.
 
-        Return None for other splits.
+        Return None if no version after the kept part of the log added the split.
 
-        Missing versions before this version may have merged further generations.
+        Missing versions before the returned version may have merged further generations.
         """
         return self._merged_at.get(path)
 
@@ -349,7 +353,7 @@ class KnownLog:
         return {path: add for path, add in self.named.items() if path not in self.live}
 
     def evidence(self, collected: Iterable[str], generations: Mapping[str, frozenset[int]]) -> Evidence:
-        """Return the evidence for the choice of found splits.
+        """Return the evidence that determines which found splits are live.
 
         `collected` are removed splits in the collector's plan.
         """
@@ -377,14 +381,13 @@ def _rows(adds: Iterable[Add]) -> int:
 class Salvage:
     """The content of the repaired table, before its objects are checked.
 
-    - `search_cache`: the part of the log that can be opened. `search_cache` is None if no part of the log can be
-      opened.
+    - `kept`: the part of the log that can be opened. `kept` is None if no part of the log can be opened.
     - `splits`, `segments`: the live splits and the live segments.
     - `older`: splits that only older kept versions reference.
     - `named_segments`, `named_translations`: segments and translations that any version references.
     - `left_out`: found splits that are not live, with the reason.
-    - `unproven`: live splits for which only the split files are evidence.
-    - `unreadable`: splits that cannot be judged, with the reason.
+    - `unproven`: splits that the repair treats as live without proof of their commit in the log.
+    - `unreadable`: the splits for which the repair cannot decide whether they are live, each with the reason.
     - `superseded`: splits without a remaining row, because lost merges superseded all of their rows.
     - `doubtful`: by region, the number of splits that may have deleted rows of lost merges.
     """
@@ -473,12 +476,12 @@ def _known(store: ObjectStore, check: LogCheck, kept: PreservedLog | None) -> Kn
 def _later_than(reached: int, found: list[FoundSplit], known: KnownLog) -> tuple[list[FoundSplit], dict[str, str]]:
     """Divide the found splits into two groups.
 
-    The second group contains splits that a lost version up to `reached` may have added.
+    The second group contains the splits that may come from a lost version up to version `reached`.
 
     The splits of the second group are not live in version `reached`.
 
-    Exception: if an operation with a later plan replaced a split, the split belongs to the first group. This split was
-    live.
+    If a split of the first group replaced another split, the replaced split also belongs to the first group. The
+    replaced split was live.
     """
     old = {each.path for each in found if not known.has_read(each.origin.planned_version + 1, reached)}
     old -= {path for each in found if each.path not in old for path in each.lineage.replaces}
@@ -489,8 +492,8 @@ def _later_than(reached: int, found: list[FoundSplit], known: KnownLog) -> tuple
 def _dated(add: Add, known: KnownLog, result: Salvage, choice: Choice, *, spec_ids: Mapping[str, int]) -> DatedSplit:
     """Return a live split with its position in the order of versions.
 
-    The position follows from the version that added the split. If the version that added the split is unknown, the
-    position follows from the version at which the split was planned.
+    The position is computed from the number of the version that added the split. If the version that added the split is
+    unknown, the position is computed from the planned version of the split.
     """
     kept = result.kept
     before = {} if kept is None else dict(kept.snapshot.merged_generations)
@@ -502,14 +505,15 @@ def _dated(add: Add, known: KnownLog, result: Salvage, choice: Choice, *, spec_i
         whole = known.has_read(0 if kept is None else kept.snapshot.version + 1, added_at)
         return DatedSplit(add=add, order=2 * added_at, progress=later or {}, certain=whole)
     merged = found.lineage.merged
-    # A compaction writes the rows that were live at its planned version. A merge with the same planned version is
-    # therefore newer than the compaction.
+    # A compaction writes the rows that were live at its planned version. If a merge and a compaction have the same
+    # planned version, the rows of the merge are newer.
     order = 2 * found.origin.planned_version + (found.lineage.operation != "compact")
     if merged is None:
         return DatedSplit(add=add, order=order, progress=before, certain=False)
-    # A merge writes rows of its own region. Only regions of later region specs can change these rows. When the merge
-    # ran, no generation of a region with a later spec had been merged (decision 0010). With manual regions, other
-    # regions can have the same keys. The progress of these other regions is unknown for the time when the merge ran.
+    # A merge writes rows of its own region. Only regions with a newer region spec can change the rows that the merge
+    # wrote. When the merge ran, no generation of a region with a later spec had been merged (decision 0010). With
+    # manual regions, other regions can have the same keys. The repair does not know how far manual regions with the
+    # same keys were merged when the merge ran.
     if BY_HAND_SPEC in spec_ids.values():
         return DatedSplit(add=add, order=order, progress={merged.region: merged.generation}, certain=False)
     own = spec_ids[merged.region]
@@ -551,8 +555,8 @@ def _with_choice(known: Salvage, choice: Choice, metadata: Metadata, unreadable:
 def _lost_versions(listing: Listing, check: LogCheck, kept: PreservedLog | None) -> tuple[range, ...]:
     """Return the versions that certainly existed but cannot be opened any more.
 
-    Versions with a remaining object are returned one by one. The other versions are returned as ranges, because the
-    number of a misplaced file can be very large.
+    Versions with a remaining object are returned one by one. Versions without a remaining object are returned as
+    ranges, because a file with a wrong number can make the gap very large.
     """
     shown = {*listing.versions(KeyKind.VERSION), *(each.version for each in listing.checkpoints())}
     opens = range(0) if kept is None else range(kept.first, kept.snapshot.version + 1)

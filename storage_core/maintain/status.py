@@ -77,8 +77,8 @@ def rows_came_ms(store: ObjectStore, snapshot: Snapshot, *, since_ms: int) -> in
     """Return the commit time of the newest rows in ms. For a table without rows, return the creation time of the table.
 
     The search ends at the first commit before `since_ms`, or after `MOST_VERSIONS` versions. If no searched commit
-    added rows, the result is the time of the oldest searched commit. The newest rows were then committed at this time
-    or earlier.
+    added rows, the result is the time of the oldest searched commit. In this case, the newest rows have the age of the
+    oldest searched commit, or are older.
 
     Cost:
         One GET per version that is read.
@@ -138,8 +138,9 @@ class PendingWork:
 class ExternalBacklog:
     """Pending work that the snapshot does not contain: landed files, mirrors (by missing versions) and the collector.
 
-    `unknown` contains the reasons why values are unknown, by step or `held`. `cached_footer` contains the reasons why
-    the bytes of the table's folder are kept. `held` is None if it was not measured.
+    `unknown` maps each step with an unknown value, or the name `held`, to the reason why the value is unknown.
+    `held` contains the reasons why the bytes of the table's folder are kept. `held` is None if it was not
+    measured.
     """
 
     ingest: PendingWork | None = None
@@ -170,14 +171,14 @@ class Status:
       is declared.
     - `behind`: the times that are older than the freshness.
     - `pending`: the pending work by step.
-    - `unknown`: the reasons why values are unknown, by step or `held`.
+    - `unknown`: for each step with an unknown value, or for `held`, the reason why the value is unknown.
     - `mirrors`: the number of missing versions of each published format.
     - `next_run`: the bytes that a scheduled compaction reads and writes, and the number of splits before and after.
     - `freed_bytes`: the bytes that the retention removes.
     - `quarantine_entries`: the number of valid objects in quarantine, among the first 1,000.
     - `regions`: the number of regions. The status reads the first 64 regions.
-    - `held`: the reasons that keep the bytes of the table's folder. `cached_footer` is None if the reasons were not
-      measured.
+    - `held`: the reasons that keep the bytes of the table's folder. `held` is None if the reasons for keeping the bytes
+      were not measured.
     - `rejections`: the rejected rows and changed columns of the last 24 hours. `rejections` is None if the quarantine
       has no entry and landed files cannot change columns.
     """
@@ -280,7 +281,7 @@ def may_drift(snapshot: Snapshot) -> bool:
 
 def _lags(snapshot: Snapshot) -> Iterator[IndexLag]:
     if snapshot.config.indexes:
-        from storage_core.index.catch_up import measure_backlog as index_debt  # tables without indexes do not need it
+        from storage_core.index.catch_up import measure_backlog as index_debt  # only indexed tables need this module
 
         for each in snapshot.config.indexes:
             found = index_debt(snapshot, each.name)
@@ -314,8 +315,8 @@ def _owed(
     if uncovered := sum(each.rows for each in lags):
         yield "catch_up", PendingWork(count=uncovered, unit="rows")
     newest = -1 if snapshot.checkpoint_version is None else snapshot.checkpoint_version
-    # If fewer versions than the checkpoint interval follow the last checkpoint, they are not pending work. A scheduled
-    # run nevertheless includes these versions.
+    # The versions after the last checkpoint are pending work only if their number reaches the checkpoint interval. A
+    # scheduled run also includes a smaller number of versions.
     if (behind := snapshot.version - newest) >= max(snapshot.config.checkpoint_interval, 1):
         yield "checkpoint", PendingWork(count=behind, unit="versions")
 
@@ -323,8 +324,8 @@ def _owed(
 def measure_retained(store: ObjectStore, snapshot: Snapshot, plan: Plan, *, now_ms: int) -> RetainedBytes:
     """Return the reasons why the bytes of the table are kept.
 
-    Versions older than the retention are not read. Each time is the earliest possible time of deletion. The function
-    assumes that the next collection deletes the object.
+    Versions older than the retention are not read. For each group of bytes, the result contains the earliest possible
+    time of deletion. The function assumes that the next collection deletes the object.
 
     Cost:
         One GET for the tags, and one GET for each of the 32 newest versions.

@@ -1,7 +1,8 @@
 """The step `checkpoint` writes a state, and the step `collect` deletes unneeded objects.
 
 If landed files no longer exist, a collection first removes their records from the log (decision 0008). `checkpoint` may
-commit a version without changes. The two steps make no other commit.
+commit a version without changes. Apart from the removed records and the version without changes, `checkpoint` and
+`collect` commit nothing.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class Reference:
 
     @property
     def is_derived(self) -> bool:
-        """Whether the object can be created again, so that a snapshot can be read without it."""
+        """Whether the object can be created again. A snapshot can be read without such an object."""
         return KINDS[self.kind].derived
 
 
@@ -188,8 +188,9 @@ NOT_KEEPING: Mapping[tuple[type[Action], str], str] = {
 def named_keys(action: Action) -> Iterator[str]:
     """Yield the key of every object that must stay while this action is part of a retained version.
 
-    The function visits every field and nested value, also fields of later releases. The only exceptions are the fields
-    in `NOT_KEEPING`. A test uses reflection to compare the actions with this function and with `NOT_KEEPING`.
+    The function visits every field and nested value, also fields of later releases. The function skips only the fields
+    in `NOT_KEEPING`. A test uses reflection to check that this function or `NOT_KEEPING` covers every field of every
+    action.
 
     Raises:
         Unsupported: The path of a split, segment or translation is not a key of this release. The object is unknown, so

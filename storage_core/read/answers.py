@@ -221,8 +221,9 @@ class SqlResult(ArrowRows):
     """The rows of a query result. The object can be used as an Arrow table.
 
     If a result has more than `AT_ONCE_BYTES`, the computing process keeps the remaining rows. The process keeps these
-    rows until the caller reads them. `to_reader` streams the result once, in bounded memory. Every other method holds
-    the whole result in memory. The computing process ends when the result is closed or garbage-collected.
+    rows until the caller reads them. `to_reader` streams the result once, in bounded memory. All methods except
+    `to_reader` hold the whole result in memory. The computing process ends when the result is closed or
+    garbage-collected.
 
     If a method reads the remaining rows, it raises the errors of `Table.sql`. Only one thread at a time may use a
     result.

@@ -82,9 +82,10 @@ class Limits:
 class Rows:
     """The rows that the bitmaps of `columns` select.
 
-    `count` returns the number of rows, which is needed to select nulls. If `count` returns None, the rows with nulls
-    are unknown. If a condition uses other columns, its result is unknown, so every row may meet it. The result of a
-    condition is also unknown if it needs more bitmaps of a column than `limits` allows.
+    `count` returns the number of all rows. Without this number, the rows with a null value cannot be determined. If
+    `count` returns None, the rows with a null value are unknown. If a condition uses other columns, its result is
+    unknown, so every row may meet it. The result of a condition is also unknown if it needs more bitmaps of a column
+    than `limits` allows.
     """
 
     columns: Mapping[str, ColumnBitmaps]
@@ -218,7 +219,7 @@ def _joined(values: ColumnValues, children: Sequence[Predicate], *, is_all: bool
 def _members(values: ColumnValues, children: Sequence[Predicate], comparison: Comparison) -> Mask | None:
     """Return a mask for a list of literals in one step, or None if one step is not possible.
 
-    One step for all literals is faster than one step per literal, because a list may have thousands of literals.
+    A list may have thousands of literals, so one step for the whole list is faster than one step per literal.
     """
     found = [each.value for each in children if isinstance(each, Compare) and each.comparison is comparison]
     if len(found) <= _FEW or len(found) < len(children):
@@ -256,8 +257,8 @@ DuckDB reads this many bytes in the time that an index lookup takes.
 MOST_VALUES, LOCAL_VALUES = 1_000, 64
 """Maximum number of bitmaps of one column that a read combines.
 
-The first number is for object stores, the second for local files. A condition with more values usually selects most
-rows.
+The first number is for object stores, the second for local files. A condition on more than this number of values
+usually selects most rows.
 """
 
 _UNCOVERED: Final = "no segment covers these splits"
@@ -345,7 +346,7 @@ class Bitmaps:
 
     @cached_property
     def is_exact(self) -> bool:
-        """Whether the indexes decide the whole filter for the splits that the indexes cover."""
+        """Whether the indexes alone determine the matching rows of each split that the indexes cover."""
         if self._predicate is None or not self.indexes or self._is_bounded:
             return False
         columns = {name: self._snapshot.schema.field(name).type for each in self.indexes for name in each.columns}
@@ -356,7 +357,7 @@ class Bitmaps:
         return self._store.local_path(add.path) is not None
 
     def of_split(self, add: Add) -> Answer:
-        """Return the result of the indexes for a split.
+        """Return the rows of a split that the indexes select.
 
         Requests: those of `segment_reader.SegmentReader`, for each index that is used.
         """
@@ -476,7 +477,7 @@ class Bitmaps:
 
 @dataclass(slots=True)
 class _Question:
-    """The state of one split while the indexes are used: the parts that were read, and the current result.
+    """The intermediate state of index lookups for one split: the parts that were read, and the current result.
 
     `is_joint` is True if the result is for all columns together.
     """
@@ -505,7 +506,7 @@ class _Question:
 
 @dataclass(frozen=True)
 class _Split:
-    """A split, and the limits for using an index on the split. The read needs the `share` of the split's bytes."""
+    """A split, and the limits for using an index on the split. `share` is the needed share of the split's bytes."""
 
     store: ObjectStore
     add: Add
@@ -602,5 +603,5 @@ class _IndexStep:
 
 
 def _bytes_of(rows: BitMap, add: Add) -> int:
-    """Return the approximate size of the rows: two bytes per row, or one bit per row of the split."""
+    """Return the approximate size of the rows: two bytes per row, but at most one bit per row of the split."""
     return min(2 * len(rows), (add.numRecords or 2**32) // 8)

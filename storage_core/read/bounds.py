@@ -53,8 +53,8 @@ Limit = int | Decimal | str
 DIGITS = 80
 """The maximum number of digits of a number in a condition.
 
-No column contains a number with more digits. The limit also prevents the conversion of a decimal with a billion zeros
-to an integer.
+No column contains a number with more than `DIGITS` digits. The limit also prevents the conversion of a decimal with a
+billion zeros to an integer.
 """
 
 _FINER_THAN_MICROSECONDS = re.compile(r"[.,]\d{7}")
@@ -118,7 +118,7 @@ def points(values: Iterable[Literal], column_type: pa.DataType, keys: pa.DataTyp
 
 
 def at_most(bounds: pa.Array, limit: Limit, *, strictly: bool = False) -> Mask:
-    """Return, for each bound, whether it is at most the limit. With `strictly`, the bound must be less than the limit.
+    """Return, for each bound, whether it is at most the limit. If `strictly` is True, an equal bound gives False.
 
     The result for an unknown bound is True.
     """
@@ -361,8 +361,8 @@ def manifest_source(manifest: ManifestBounds, schema: pa.Schema, time_column: st
         if low != high and not manifest.in_order_of_type:
             return None  # another writer may sort in another order, for example 10 before 9, or UTF-16 before UTF-8
         keys = [bound_keys(pa.array([text], pa.string()), type_) for text in (low, high)]
-        # Tidemark writes bounds of a column to a manifest only if every split has a value. Other writers ignore null
-        # values.
+        # Tidemark writes bounds of a column to a manifest only if every split has a value. Programs other than Tidemark
+        # ignore null values when they write bounds.
         nulls = pa.array([0 if manifest.in_order_of_type else None], pa.int64())
         return ColumnBounds(type_, lambda: keys[0], lambda: keys[1], nulls, pa.nulls(1, pa.int64()))
 
@@ -407,7 +407,7 @@ def _type_of(column: str, schema: pa.Schema) -> pa.DataType | None:
 
 
 def may_hold(bounds: ColumnBounds, condition: Compare | IsNull) -> Mask:
-    """Return a mask of the parts of a table.
+    """Return a mask of those parts of a table that may contain a matching row.
 
     The mask is False only for a part with bounds that exclude all its rows.
     """

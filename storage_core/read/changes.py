@@ -7,12 +7,14 @@ The columns are all columns of the table and these three columns of Delta's chan
 - `_commit_timestamp`
 
 The changes are ordered by commit. Deletes come before inserts. A reader that applies the changes in this order to the
-first version gets the rows of the last version. Deletes and inserts of one commit have no further order.
+first version gets the rows of the last version. The deletes of one commit are in no particular order, and neither are
+the inserts.
 
-If a commit only replaced the deletion vector of a split, the changed rows are in exactly one of the vectors. A merge or
-a restore rewrites splits that also contain many unchanged rows. Therefore the two changes cancel out if a commit
-removes and adds the same row. If a row occurs several times, each removed copy cancels out one added copy. Whole rows
-are compared by value in the total order. In this order, all NaN are equal, and both zeros are equal.
+If a commit only replaced the deletion vector of a split, the changed rows are in the old or the new deletion vector,
+but not in both. A merge or a restore rewrites splits that also contain many unchanged rows. Therefore, if a commit
+removes and adds the same row, the delete and the insert cancel each other out. If a row occurs several times, each
+removed copy cancels out one added copy. Whole rows are compared by value in the total order. In this order, all NaN are
+equal, and both zeros are equal.
 
 Equal rows always lie in the same window, so windows are compared one by one. If a window is too large for memory, it is
 divided into slices by the hashes of its rows.
@@ -139,8 +141,8 @@ def _commits(store: ObjectStore, before: Snapshot, last: int) -> Iterator[_Commi
 def _without_what_stayed(store: ObjectStore, commit: _Commit) -> _Commit:
     """Return the commit. Return the commit without the unchanged rows of splits that only got another deletion vector.
 
-    If a split only got another deletion vector, the result contains only the rows that exactly one of its two deletion
-    vectors hides.
+    If a split only got a new deletion vector, the result contains only the rows whose deletion differs between the old
+    and the new vector.
     """
     before = {add.path: add for add in commit.removed if add.numRecords is not None}
     after = {add.path: add for add in commit.added if add.path in before}

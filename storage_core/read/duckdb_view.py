@@ -1,8 +1,8 @@
 """Splits of a snapshot as a DuckDB view, without their deleted rows.
 
-For a local store, DuckDB itself streams the Parquet files, and applies projections and filters in the files. Objects of
-other stores are fetched while DuckDB reads the rows. A session can read only the splits that it was given. A session
-cannot open another file, use the network or load an extension.
+For a local store, DuckDB itself streams the Parquet files, and applies projections and filters in the files. If the
+store is not local, objects are fetched while DuckDB reads the rows. A session can read only the splits that it was
+given. A session cannot open another file, use the network or load an extension.
 
 DuckDB receives the positions of deleted rows as a table (`SCHEMA`). A position consists of the index of the file in the
 list of files, and the row number in the file.
@@ -45,9 +45,10 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = pa.schema([("file", pa.uint64()), ("row", pa.int64())])
 _LASTING_BYTES: Final = 32 * 2**20
-"""The maximum size in bytes of positions that are cached in a session. Two million positions have this size.
+"""The maximum size in bytes of positions that are cached in a session. Two million positions take this number of bytes.
 
-A larger set of positions is sent with each query. Otherwise the sandbox would keep the set for the whole session.
+If a set of positions exceeds this size, the set is sent again with each query. A set in the session cache would stay in
+the sandbox for the whole session.
 """
 
 
@@ -149,7 +150,8 @@ class Source:
     """The content of a view: rows in memory, fetched rows or files of splits. The splits may have deleted rows.
 
     - `rows` are in memory and have all columns of the table.
-    - `fetched` rows may lack columns of the table. The missing columns are null.
+    - `fetched` contains rows that were fetched from a store, and may lack columns of the table. The missing columns are
+      null.
     - `unread` is a number of rows. The query needs none of the values in these rows. All columns of these rows are
       null.
     """
@@ -160,13 +162,13 @@ class Source:
     columns: tuple[Columns, ...] = ()
     """The columns of each split.
 
-    Splits with equal columns are adjacent if all of them have deleted rows, or none of them.
+    Splits with equal columns are adjacent if all of the splits have deleted rows, or if no split has deleted rows.
     """
     deleted: DeletedRows | None = None
     """The positions of the deleted rows: the index of the split in `splits`, and the row in the split."""
     unread: int = 0
     ends: pa.Table | None = None
-    """A table with two of the unread rows. The two rows contain the smallest and the greatest value of some columns.
+    """Two of the `unread` rows. For some columns, the two rows contain the smallest and the greatest value.
 
     `values` contains the number of values of each column.
     """
@@ -264,7 +266,7 @@ class Source:
         return f"SELECT {', '.join(columns)} FROM {rows}"  # noqa: S608  # names are quoted, the others are numbers
 
     def _files(self, deleted: str) -> Iterator[str]:
-        """Yield SQL for the rows of the splits. Each group of adjacent splits with equal columns has one table."""
+        """Yield SQL for the rows of the splits. Each group of adjacent splits with equal columns is one table."""
         first, schema = 0, self.rows.schema if has_changed(self.rows.schema) else None
         marked = frozenset[int]() if self.deleted is None else self.deleted.files
         each_split = zip(range(len(self.splits)), self.splits, self.columns, strict=True)

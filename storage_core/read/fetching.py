@@ -1,7 +1,8 @@
 """Planning, concurrent fetching and verification of the rows of splits that are not local files.
 
-The reader materializes columns late. For each row group, the reader first fetches the columns of the condition. The
-reader fetches the other columns only if a row of the row group may meet the condition.
+The reader fetches most columns only after it has evaluated the condition. For each row group, the reader first fetches
+the columns of the condition. The reader fetches the other columns only if a row of the row group may meet the
+condition.
 
 The rules of `read.pruning` evaluate a condition on the values of each row. These rules keep every row for which the
 condition may be true in DuckDB. Therefore an excluded row cannot be in the result.
@@ -34,7 +35,7 @@ from storage_core.store.contract import ObjectStore
 from storage_core.store.meter import prefetch
 
 OTHER_BYTES: Final = 2**20
-"""If the other columns of a row group are smaller than this size in bytes, all columns are fetched at once.
+"""If a row group has less than this number of bytes outside the condition's columns, all columns are fetched at once.
 
 For this small amount, a second request takes as long as the transfer of the data.
 """
@@ -46,7 +47,7 @@ Each condition takes one comparison per row.
 """
 
 _OF_FIRST: Final = 4
-"""The additional memory for the columns that are fetched first is `most` divided by this number."""
+"""The additional memory for columns that are fetched first is the argument `most` divided by this number."""
 
 _IN_VAIN: Final = 8
 """The limit for the difference of two counts. Above this limit, all columns are fetched at once.
@@ -59,7 +60,7 @@ count.
 def first_and_rest(
     footer: pq.FileMetaData, group: int, columns: Collection[str], predicate: Predicate | None
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the `columns` of a row group to fetch first, and the columns that the read may not need.
+    """Return the `columns` of a row group to fetch first, and the `columns` to fetch only if needed.
 
     The second sequence is empty if all columns are fetched at once.
     """
@@ -76,7 +77,7 @@ def first_and_rest(
 
 
 def may_match(rows: pa.Table, predicate: Predicate) -> Mask:
-    """Return a mask that is False only for rows that cannot make the predicate true.
+    """Return a mask that is True for every row that may match the predicate, and possibly for other rows.
 
     A missing column can have any value.
     """
@@ -111,7 +112,7 @@ class LatePiece:
 def read_late(
     pieces: Iterable[LatePiece], predicate: Predicate | None, schema: pa.Schema, *, at_once: int, most: int
 ) -> Generator[pa.Table]:
-    """Yield the rows of the pieces in order. The result may lack rows that cannot make the predicate true.
+    """Yield the rows of the pieces in order. Rows that cannot match the predicate may be missing.
 
     If a split is read by ranges, each piece takes ranged GETs for its columns, in one or two round trips. Raises the
     errors of `Piece.read`.
@@ -209,8 +210,8 @@ PIECES_AT_ONCE: Final = 8
 HELD_BYTES: Final = 128 * 2**20
 """The approximate memory, in bytes, for pieces that are being read and for pieces that were read in advance.
 
-A single piece may need more memory than this limit. With a condition, the columns that are fetched first may need an
-additional quarter of this memory.
+A single piece may need more memory than this limit. If a read has a condition, the columns that are fetched first may
+need another quarter of `HELD_BYTES`.
 """
 
 
@@ -225,7 +226,7 @@ Otherwise Arrow would keep several times the memory that is in use.
 class SplitPlan:
     """The part of one split to read. The footer of the split determines the part to read.
 
-    `named` are the row groups in which an index selected a row. If no index was used, `named` has all row groups.
+    `named` contains the row groups in which an index selected a row. If no index was used, `named` has all row groups.
     `groups` are the row groups to read. These are the row groups in `named` with bounds that may include a wanted row.
     `columns` are the stored columns to read.
     """

@@ -11,9 +11,10 @@ planner finds these hidden rows and passes them as inline deletion vectors. Ther
     end = follower.advance(start, Limit("rows", 1_000_000))
     work = follower.work(start, end)
 
-A `Position` is plain data that marks the progress of a reader. The work between two positions is always the same. If a
-version only added splits, these splits are read one by one. Any other version that changed rows is read as a whole. The
-reader must compare its removed rows with its added rows (`read.changes`). Versions that change no row are skipped.
+A `Position` is plain data that marks the progress of a reader. The read tasks between two positions are always the
+same. If a version only added splits, these splits are read one by one. If a version removed or changed rows, the reader
+reads the version as a whole. The reader must compare its removed rows with its added rows (`read.changes`). Versions
+that change no row are skipped.
 """
 
 from __future__ import annotations
@@ -48,9 +49,11 @@ from storage_core.split.read import share_of
 from storage_core.store.meter import all_of
 
 MOST_BYTES = 128 * 2**20
-"""The approximate maximum size in bytes of the splits in one task. A single split may be larger."""
+"""The approximate maximum size in bytes of the splits in one task. A single split may exceed this size."""
 LEAST_BYTES = 4 * 2**20
-"""The minimum number of bytes of a group. Splits with fewer bytes in total are not divided."""
+"""The minimum number of bytes of a group. Splits that have fewer bytes in total than this number are not divided into
+groups.
+"""
 _MANY = 64
 _NEWER_BYTES = 16 * 2**20
 _A_PORTION = "a portion"
@@ -143,8 +146,8 @@ def rows_of(portion: ReadTask, wanted: Wanted, *, batch_rows: int) -> Iterator[p
     """Yield the wanted rows of a task in batches of at most `batch_rows` rows, in bounded memory.
 
     Without a filter, the rows are decoded directly from the files. A direct read costs half as much as a read through
-    DuckDB. Each part of a file is verified when it is used. Without a filter, requests and errors are those of
-    `fetching.fetched`. With a filter, requests and errors are those of `Scan.to_reader`.
+    DuckDB. The reader verifies each part of a file before it uses the part. Without a filter, requests and errors are
+    those of `fetching.fetched`. With a filter, requests and errors are those of `Scan.to_reader`.
     """
     store, snapshot = open_table_store(portion.uri), portion.snapshot
     scan = Scan(store, snapshot, wanted.columns, wanted.filter)
@@ -196,7 +199,7 @@ class Position:
     """A position of a reader in a table.
 
     If `is_base` is True, the reader has read `part` splits of the table at `version`. Otherwise the reader has read all
-    versions before `version`, and `part` of the splits that `version` added.
+    versions before `version`, and the first `part` splits that `version` added.
     """
 
     version: int
@@ -240,7 +243,7 @@ class _Step:
 
     @property
     def sizes(self) -> list[Mapping[Unit, int]]:
-        """The size of each part of the step, in each unit."""
+        """The number of rows, bytes and files in each part of the step."""
         found: list[Mapping[Unit, int]] = [
             {"rows": each.visible_rows, "bytes": each.size, "files": 1} for each in self.splits
         ]
@@ -422,6 +425,6 @@ def changed_rows(change: Change, *, with_labels: bool) -> Iterator[pa.RecordBatc
 def _nothing_added(moved: Sequence[Add | Remove]) -> Add:
     """Return a placeholder of size zero for a version that only removed splits.
 
-    With the placeholder, the step of a version without added splits has one part.
+    Because of the placeholder, a step has one part even if its version added no splits.
     """
     return Add(path=moved[0].path, size=0, modificationTime=0)

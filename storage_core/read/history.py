@@ -5,12 +5,13 @@ logs. Then `read_pages` captures the WAL tails and manifests of the regions. `re
 last. All pages show the captured state. The pages contain the records in this order (docs/architecture/ingestion.md,
 "Paged reading"):
 
-1. The rows of the base as put records. The splits are in the order of their paths.
+1. The rows of the base, as records with the operation put. The splits are in the order of their paths.
 2. The generations that the base has not merged, one region after the other. Within a region, the generations are in the
    order of their numbers. Sorted generations are older than unsorted generations.
 3. The durable WAL tail of each region.
 4. The undistributed records of raw logs (decision 0027). A token identifies the chunks of raw logs, but not the records
-   in these chunks. If a page starts in the raw logs, the reader reads all uncached chunks that the token identifies.
+   in these chunks. If a page starts with raw log records, the reader reads all uncached chunks that the token
+   identifies.
 
 The records of one key are in the order in which they must be applied. A fold of all pages (`rows.fold`) therefore
 produces the captured state of the table. The size of the pages does not change the sequence of records. A token marks a
@@ -30,12 +31,13 @@ The size of a page is the memory of its rows. The size of a row is the sum of th
 | any value, including null and nested values | 1, for its validity |
 | a value of a fixed width | its width in bytes, at least 1 |
 | text, binary | 8, plus its length |
-| list, map | 8, plus the bytes of the elements |
-| embedding | the bytes of the numbers |
+| list, map | 8, plus the bytes of the list's or map's elements |
+| embedding | the bytes of the embedding's numbers |
 | struct | the bytes of the fields |
 
-A table that copies the rows never takes more memory than this sum (`pa.Table.nbytes`). The memory of a whole column
-exceeds the sum of its rows by one bit or one offset. The rounding up of each row's size covers this additional memory.
+A table that copies the rows never takes more memory than this sum (`pa.Table.nbytes`). The memory of a whole column is
+one bit or one offset larger than the sum over its rows. The rounding up of each row's size covers this additional
+memory.
 """
 
 from __future__ import annotations
@@ -499,7 +501,7 @@ def _resumed(view: View, text: str, consistency: str | None) -> HistoryToken:
 
 
 def _require_restart(view: View, reading: HistoryToken, error: NotFound | SnapshotExpired | Corrupt) -> None:
-    """Return without an error if the captured state was collected and the history may restart.
+    """Return without an error if the read may restart because the captured state was collected.
 
     Otherwise raise the error that describes the failure.
     """

@@ -58,8 +58,8 @@ class KeyAnswer:
 class Tally:
     """The use of the index in a lookup, counted in splits.
 
-    One count is for the splits that the index excluded. The other counts are for the reasons why the index was not
-    used.
+    `splits` is the number of splits that the index excluded. `not_asked` counts the splits without use of the index by
+    reason.
     """
 
     name: str
@@ -274,9 +274,9 @@ def plan(
 def candidate_splits(snapshot: Snapshot, wanted: pa.Table, kept: KeptValues) -> Sequence[Add]:
     """Return the live splits that may contain one of the keys, by path. There must be at least one key.
 
-    The bounds of the key columns select the splits. For a split without cached keys in `kept`, the other statistics of
-    the log are used too. Makes one GET for each manifest that was not read yet, if its bounds may include one of the
-    keys.
+    The bounds of the key columns select the splits. If `kept` has no cached keys of a split, the function also uses all
+    other statistics that the log contains for the split. Makes one GET for each manifest that was not read yet, if its
+    bounds may include one of the keys.
     """
     from storage_core.split import pages  # it imports Parquet
 

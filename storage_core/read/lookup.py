@@ -141,7 +141,7 @@ def _tests(
     """
     try:
         [least], [greatest] = (canonical(field_values(field, pa.table([each], field.source_ids))) for each in wanted)
-    except InvalidInput:  # the field expression has no value for this limit
+    except InvalidInput:  # the expression of the region field fails for the smallest or the greatest value
         return
     is_exact = wanted[0].equals(wanted[1])
     if comparison is Comparison.EQ and is_exact:
@@ -165,7 +165,7 @@ def _keeps_order(field: RegionField, source: pa.DataType) -> bool:
 
 
 def _limits(value: Literal, type_: pa.DataType) -> tuple[pa.Array, pa.Array] | None:
-    """Return the smallest and the greatest possible column value of the literal, or None if unknown."""
+    """Return the smallest and the greatest column value that can equal the literal, or None if unknown."""
     if pa.types.is_floating(type_) and type(value) is int and abs(value) <= _MOST_EXACT:
         value = float(value)
     found = interval(value, type_)
@@ -202,7 +202,7 @@ def _fits(region: Region, pinned: dict[int, Value]) -> bool:
 
 
 def _pinned(field: RegionField, equal: dict[str, pa.Array]) -> list[Value]:
-    """Return a list with the value of the region field for rows with the values `equal`.
+    """Return a list with the region field's value for rows whose columns have the values in `equal`.
 
     Return an empty list if the equalities do not determine the value.
     """
@@ -211,7 +211,7 @@ def _pinned(field: RegionField, equal: dict[str, pa.Array]) -> list[Value]:
     try:
         row = pa.table([equal[name] for name in field.source_ids], names=list(field.source_ids))
         return canonical(field_values(field, row))
-    except InvalidInput:  # the field expression has no value for these column values, so no region has such a row
+    except InvalidInput:  # the field expression fails for these values, so no region contains a row with these values
         return []
 
 
@@ -421,7 +421,7 @@ class LookupPlan:
     """The plan of a lookup, and the cost of the lookup if it was executed.
 
     The numbers of requests and bytes for the base are upper limits. The real cost is lower if a row group does not
-    contain the key. The lookup then skips the other columns.
+    contain the key. The lookup then does not fetch the columns outside the key.
 
     Attributes:
         consistency: The consistency of the lookup.

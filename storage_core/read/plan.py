@@ -152,7 +152,7 @@ class Plan:
     analysis: Analysis | None = field(default=None, kw_only=True)
 
     def __getitem__(self, name: str) -> TablePlan:
-        """Return the plan of the table with this name in the query.
+        """Return the plan of the table that the query reads under this name.
 
         Raises `KeyError` if the query reads no table with this name.
         """

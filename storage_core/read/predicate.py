@@ -79,7 +79,7 @@ MIRRORED = {
 class Instant:
     """A text that a condition casts to a date or a time.
 
-    If the condition compares this text with a text column, DuckDB casts the column instead.
+    If a condition compares the text with a text column, DuckDB casts the column instead of the text.
     """
 
     text: str
@@ -228,8 +228,8 @@ class Filter:
 def _links(given: Filter, kind: type[And | Or]) -> tuple[tuple[Predicate, ...], tuple[duckdb.Expression, ...], int]:
     """Return the filter as operands of a chain, and the depth of the deepest operand.
 
-    If the filter is already a chain with this operator, the operands of this chain are returned. Any other filter is
-    returned as a chain with one operand.
+    If the filter is already a chain with this operator, the operands of this chain are returned. If the filter is not a
+    chain with this operator, the function returns the filter as the only operand.
     """
     if isinstance(given.predicate, kind) and len(given.parts) > 1:
         return given.predicate.children, given.parts, given.depth - 1
@@ -429,7 +429,7 @@ def folded(name: str) -> str:
 def in_columns(predicate: Predicate | None, names: Iterable[str]) -> Predicate | None:
     """Return the predicate with the exact names of the table's columns.
 
-    In the given predicate, the case of the names may be different.
+    The names in the given predicate may differ from the column names in case.
 
     A condition becomes `Opaque` if no name or more than one name in `names` matches its column.
     """

@@ -74,7 +74,7 @@ Answer = Callable[[Compare | IsNull], Mask | None]
 
 
 def texts_of(files: pa.RecordBatch) -> Texts:
-    """Return a function of a partition field. The function returns one text of the field per split of the batch.
+    """Return a function of a partition field. The function returns the field's text for each split.
 
     The splits must be in Tidemark's format.
     """
@@ -161,8 +161,8 @@ def _value(key: object, type_: pa.DataType) -> pa.Array | None:
 
 # A batch is large, so that few calls of Arrow are needed. A batch is also small enough for the processor's cache.
 _BATCH_ROWS = 65_536
-# If less than 1/`_FEW` of the rows remain, the remaining rows are copied. Because of the copy, the other rows are not
-# decoded.
+# If less than 1/`_FEW` of the rows remain, the remaining rows are copied. The removed rows are not in the copy, so they
+# are not decoded.
 _FEW = 8
 _READ = [
     *("partitionValues", "minValues", "maxValues", "numRecords", "windowStart", "windowSeconds", "nullCounts"),
@@ -211,7 +211,8 @@ class Narrowed:
     """The `splits` that may contain matching rows according to the indexes, and the cost of reading the indexes.
 
     The splits keep their order. If an index was used for a split, `rows` maps the path of the split to the rows that
-    may meet the filter. `told_by` maps the same path to the position of the index in `steps`.
+    may meet the filter. If an index was used for a split, `told_by` maps the path of the split to the position of the
+    index in `steps`.
     """
 
     splits: tuple[Add, ...]
@@ -231,7 +232,7 @@ class PrunedTable:
 
 
 def prune(snapshot: Snapshot, predicate: Predicate | None) -> tuple[Add, ...]:
-    """Return the live splits that may contain a matching row, in no order. Makes the requests of `pruned`."""
+    """Return the live splits that may contain a matching row, in no order. The requests are those of `pruned`."""
     return pruned(snapshot, predicate).splits
 
 
@@ -354,7 +355,7 @@ def _steps(
 
 
 def _prune_batch(files: pa.RecordBatch, predicate: Predicate, steps: Sequence[Step]) -> npt.NDArray[np.int8]:
-    """Return, for each split, the number of the step that excludes the split, or -1 if no step excludes it."""
+    """Return, for each split, the number of the step that excludes the split, or -1 for a split to read."""
     removed_by = np.full(files.num_rows, -1, dtype=np.int8)
     rows = np.arange(files.num_rows)  # the positions of the rows of `files` in the batch
     for number, (_, leaf) in enumerate(steps):
@@ -374,7 +375,9 @@ def _count(sizes: npt.NDArray[np.int64], removed: Mask) -> tuple[int, int]:
 
 
 def possible(predicate: Predicate, leaf: Leaf, count: int) -> Mask:
-    """Return a mask of `count` parts of a table. The mask is False if no row of a part can meet the predicate."""
+    """Return a mask with one value for each of `count` parts. The mask is False if no row of a part can meet the
+    predicate.
+    """
     match predicate:
         case And(children):
             mask = np.ones(count, dtype=bool)
@@ -412,7 +415,9 @@ def conditions(predicate: Predicate) -> Iterator[Compare | IsNull]:
 
 
 def by_bounds(source: Source) -> Leaf:
-    """Return the `Leaf` for `possible`. The `Leaf` compares a condition with the bounds from `source`."""
+    """Return a `Leaf` function for the function `possible`. The `Leaf` compares a condition with the bounds from
+    `source`.
+    """
 
     def leaf(condition: Compare | IsNull) -> Mask | None:
         bounds = source(condition.column)
@@ -462,9 +467,9 @@ _EXACT: Final = Context(prec=80)
 def groups_left(footer: pq.FileMetaData, predicate: Predicate | None, schema: pa.Schema) -> Sequence[int]:
     """Return the row groups, ascending, in which a row may make `predicate` true. Makes no request.
 
-    `schema` is the schema of the table. A row group is kept if the footer has no usable bounds of the column. The
-    bounds are not usable if the column has no statistics, is nested, or has another type in the table. If the file
-    lacks a column, all rows have the default value of the column, or null.
+    `schema` is the schema of the table. A row group is kept if the footer has no usable bounds of the column. Bounds
+    are not usable for columns without statistics, nested columns, and columns whose type in the file differs from the
+    table. If the file lacks a column, all rows have the default value of the column, or null.
     """
     groups = range(footer.num_row_groups)
     if predicate is None:

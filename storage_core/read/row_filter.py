@@ -1,9 +1,9 @@
 """The filter of a search. The filter selects the candidate rows that meet a condition.
 
-For rows that bitmap indexes cover, the row numbers in the indexes decide. For all other rows, DuckDB evaluates the
-filter, in a process with restricted rights. The results for rows of splits are cached. Therefore other indexes of the
-same search do not evaluate these rows again. Other searches at the same version do not evaluate these rows again
-either.
+For rows that bitmap indexes cover, the row numbers in the indexes decide. For rows that bitmap indexes do not cover,
+DuckDB evaluates the filter in a process with restricted rights. The results for rows of splits are cached. Therefore
+other indexes of the same search do not evaluate these rows again. Later searches at the same version also use the
+cached results.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _KNOWN_BYTES = 1_000  # the approximate size of a name and its objects
 
 @dataclass(frozen=True, slots=True)
 class FilterResult:
-    """The rows for which the filter was evaluated. The rows belong to a split or to another named set.
+    """The rows for which the filter was evaluated. The rows belong to a split or to another set of rows with a name.
 
     `judged` are the evaluated rows, and `met` are the evaluated rows that meet the filter.
     """
@@ -155,7 +155,7 @@ class RowFilter:
             self.mask(self._snapshot.schema.empty_table(), 0)
 
     def mask(self, rows: pa.Table, count: int) -> Mask:
-        """Return a mask of the rows that meet the filter. `rows` has the `columns` of the `count` rows.
+        """Return a mask of the rows that meet the filter. `rows` contains `count` rows with the columns of the filter.
 
         Raises:
             InvalidInput: The filter cannot be evaluated.

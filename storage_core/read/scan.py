@@ -211,7 +211,7 @@ class Scan(Conversions):
 
 
 def chosen_columns(columns: object, schema: pa.Schema) -> tuple[str, ...] | None:
-    """Return the requested columns in the same order, or None for all columns.
+    """Return the requested columns in the requested order, or None for all columns.
 
     Raises `InvalidInput` for an unknown name.
     """

@@ -55,11 +55,11 @@ Conditions = tuple[Node, ...]
 
 
 def where_of(tree: Node, table: str, schemas: Mapping[str, pa.Schema] | None = None) -> Predicate | None:
-    """Return a condition that is true for every used row of `table`, or None if no condition is certain.
+    """Return a condition that every row of `table` must meet to affect the result, or None if no condition is known.
 
     In a join, the condition on a column is used in three cases. In the first case, the name of the table precedes the
-    column. In the second case, the join has the column in its USING clause. In the third case, only one of the joined
-    tables has the column according to `schemas`.
+    column. In the second case, the USING clause of the join contains the column. In the third case, `schemas` shows
+    that only one of the joined tables has the column.
     """
     common = {folded(str(each["key"])) for node in nodes_of(tree) for each in node.get("cte_map", {}).get("map", ())}
     known = {folded(name): schema for name, schema in (schemas or {}).items() if folded(name) not in common}
@@ -108,9 +108,9 @@ def _reads(select: Node, table: str, known: Mapping[str, pa.Schema]) -> Iterator
 def _conditions(source: Node | None, table: str, met: Conditions) -> Iterator[tuple[Node, Conditions]]:
     """Yield the reads of the table in a FROM clause. With each read, yield the conditions that apply to its rows.
 
-    An outer join keeps every row of one side (or of both sides), even without a matching row on the other side. The
-    conditions outside the join apply only to a side whose rows are all kept. The ON condition applies only to the other
-    side, because it determines which rows of that side match.
+    An outer join keeps every row of one side (or of both sides), even without a matching row on the other side. For an
+    outer join, conditions outside the join apply only to a side of which every row is kept. The ON condition of an
+    outer join applies only to a side of which not every row is kept.
     """
     if source is None or source.get("type") != "JOIN":
         if source is not None and is_plain_table(source, table):
@@ -203,7 +203,7 @@ _ROW_BY_ROW = frozenset(
 )
 """The classes of expressions that compute one value from each row.
 
-A function belongs to these expressions only if it is an operator.
+A function call is one of these expressions only if the function is an operator.
 """
 _BETWEEN = ("where_clause", "group_expressions", "group_sets", "having", "qualify", "sample")
 _STARS = ("exclude_list", "replace_list", "rename_list", "qualified_exclude_list", "expr")
@@ -415,7 +415,7 @@ def query(
         InvalidInput: The text is not a single valid SELECT, or the parameters do not match the query.
         Unavailable: The query exceeds one of its limits.
     """
-    prepare()  # Most texts are valid, so a process starts during the check of the text.
+    prepare()  # Start a process before the check of the text, because most texts are valid and need a process.
     asked = _Query.of(tables, text, parameters)
     text, limits = asked.text, QueryLimits() if limits is None else limits
     read = asked.plans()

@@ -117,7 +117,8 @@ def _from_sql(text: str) -> Filter:
 def _unchecked(node: Node) -> Iterator[Node]:
     """Yield those parts of a condition that DuckDB uses as conditions. A part may have another type than boolean.
 
-    DuckDB casts each of these parts to a boolean. For example, `status` would be true for each status that is not 0.
+    DuckDB casts each of these parts to a boolean. For example, the condition `status` is true for every row in which
+    `status` is not 0.
     """
     kind, class_ = str(node["type"]), str(node["class"])
     if class_ == "CONJUNCTION" or kind == "OPERATOR_NOT":
@@ -136,7 +137,7 @@ def _unchecked(node: Node) -> Iterator[Node]:
 def plain_select(query: str, what: str, *, given: str | None = None) -> Node | None:
     """Return the syntax tree of a SELECT that only selects and filters rows of the table.
 
-    Return None for any other statement.
+    Return None if the statement does more than select and filter rows.
 
     Raises `InvalidInput` in the same cases as `parse` and `check`.
     """
@@ -154,7 +155,7 @@ class Names:
     """The names by which a query can refer to the columns of a table.
 
     A query can always refer to a column with `table` before the name. For the columns in `own`, the name of the table
-    is optional. If `own` is None, the name of the table is optional for all columns.
+    is optional. If `own` is None, every column name may be written without the name of the table.
     """
 
     table: str
@@ -241,16 +242,16 @@ def _any(node: Node, table: Names) -> Predicate:
     if not is_list or node["subquery_type"] != "ANY" or node["comparison_type"] != "COMPARE_EQUAL":
         return Opaque("ANY")
     found = (_compare(node["child"], Comparison.EQ, each, table) for each in members)
-    return And((Or(tuple(found)), Opaque("ANY")))  # The subquery may contain more than the list.
+    return And((Or(tuple(found)), Opaque("ANY")))  # The subquery may do more than return the list of values.
 
 
 def _given(node: Node, function: str) -> list[Node]:
-    """Return the arguments of a call of this function, or an empty list if the node is no such call."""
+    """Return the arguments of a node that calls this function, or an empty list for all other nodes."""
     return arguments(node) if node.get("function_name") == function else []
 
 
 def _beginning(node: Node, table: Names) -> Predicate:
-    """Return the predicate of a LIKE pattern or a prefix function, which compare the start of a text."""
+    """Return the predicate of a LIKE condition or a prefix function. These conditions compare the start of a text."""
     given = [each["expression"] for each in node["arguments"]]
     column = _column(given[0], table) if len(given) == 2 else None
     pattern = _constant(given[1]) if column is not None else None
@@ -268,14 +269,14 @@ def _compare(subject: Node, comparison: Comparison, constant: Node, table: Names
 
 
 def _day(constant: Node) -> Day | None:
-    """Return the day for a node that is compared with a date. The node is a date, or the start of a day."""
+    """Return the day of a node that a condition compares with a date. The node is a date, or the start of a day."""
     value = _constant(constant)
     text = value.text if isinstance(value, Instant) else value
     return Day(text) if isinstance(text, str) and _DAY.fullmatch(text) else None
 
 
 def _column(node: Node, table: Names) -> str | None:
-    """Return the column to which a node refers, or None for every other node, such as a field of a struct."""
+    """Return the column to which a node refers, or None if the node is not a column (for example a struct field)."""
     if node["class"] != "COLUMN_REF":
         return None
     first, *rest = map(str, node["column_names"])
@@ -388,13 +389,13 @@ def columns_of(wanted: Filter, names: Iterable[str]) -> frozenset[str] | None:
 def _columns_of(condition: str, names: tuple[str, ...]) -> frozenset[str] | None:
     try:
         tree = parse(f"SELECT 1 FROM {TABLE} WHERE {condition}", "filter")  # noqa: S608  # parsed, not run
-    except InvalidInput:  # a filter that was built from parts may be longer than the limit for a text
+    except InvalidInput:  # a filter that was built from parts may be longer than the maximum length of a query text
         return None
     return columns_read(tree, names, TABLE)
 
 
 def _names_what_is_there(node: Node) -> bool:
-    """Return whether a node reads columns without their names in the query.
+    """Return whether a node reads columns whose names do not occur in the query.
 
     Three kinds of nodes read columns without names. A node of these kinds reads all columns, the columns that two
     tables share, or a column by its position.

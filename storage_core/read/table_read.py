@@ -7,8 +7,8 @@ the base with the same keys.
 For two kinds of queries, the log alone can determine the result or the splits to read:
 
 - The first rows, in the order of the table or in the order of one column (`first_splits`). A split is excluded only if
-  enough other rows certainly come before all rows of this split. A split without the needed statistics is read, and its
-  rows do not count as earlier rows.
+  enough other rows certainly come before all rows of this split. A split without the needed statistics is always read.
+  The planner does not assume that rows of this split come first.
 - Exact metrics of columns, such as the smallest value and the number of values (`exact_metrics`).
 """
 
@@ -65,9 +65,9 @@ class First:
 
 
 def first_splits(snapshot: Snapshot, first: First) -> Pruned:
-    """Return the splits that may contain one of the first rows.
+    """Return the splits that may contain one of the first rows in the given order.
 
-    The splits are in the order of these rows. Reads every manifest.
+    The splits are in the order of their first rows. Reads every manifest.
     """
     files = snapshot.splits.table()
     rows = files.column("numRecords").fill_null(0).to_numpy()
@@ -93,7 +93,7 @@ def _deleted(snapshot: Snapshot, files: pa.Table) -> Counts:
 
 
 def _behind(files: pa.Table, first: First, field: pa.Field, deleted: Counts) -> Mask:
-    """Return a mask of the splits whose rows all sort after the wanted first rows."""
+    """Return a mask of the splits that cannot contain one of the wanted first rows."""
     none: Mask = np.zeros(files.num_rows, np.bool_)
     kinds = pa.types
     if not any(each(field.type) for each in (kinds.is_integer, kinds.is_date, kinds.is_timestamp, kinds.is_decimal)):
@@ -131,8 +131,8 @@ def _bounds(files: pa.Table, field: pa.Field) -> ColumnBounds | None:
 def _beyond(bounds: ColumnBounds, sure: Counts, wanted: int, first: First) -> Mask | None:
     """Return a mask of the splits whose values all sort after the first `wanted` rows.
 
-    In each split, at least `sure` rows have a value. A row with the same value as the last wanted row does not count as
-    a later row. Returns None if it is not certain that enough rows have a value.
+    In each split, at least `sure` rows have a value. A row with the same value as the last of the first `wanted` rows
+    is not a later row. Returns None if it is not certain that enough rows have a value.
     """
     near, far = (bounds.high(), bounds.low()) if first.descending else (bounds.low(), bounds.high())
     order = pc.array_sort_indices(far, order="descending" if first.descending else "ascending").to_numpy()
@@ -214,7 +214,7 @@ def _null_counts(files: pa.Table, column: str) -> np.ndarray[tuple[int], np.dtyp
 
 
 def _looked_up(files: pa.Table, name: str, column: str) -> Iterator[pa.Array]:
-    """Yield the values that the map column `name` has for the column `column`, split by split."""
+    """Yield the entries for the column `column` in the map column `name`, in the order of the splits."""
     for chunk in files.column(name).chunks or [pa.array([], files.schema.field(name).type)]:
         yield map_column(chunk).lookup(column)
 
@@ -243,10 +243,10 @@ class TableView:
 
 @dataclass(frozen=True, slots=True)
 class UnmergedOverlay:
-    """The unmerged records that are merged into the rows of splits.
+    """The unmerged records that a read merges with the rows of splits.
 
-    `rows` are the newer rows. `touched` contains the paths of the splits that may have replaced rows. `deleted` returns
-    the rows of a touched split that are no longer live.
+    `rows` contains the rows of the unmerged records, which are newer than the splits. `touched` contains the paths of
+    the splits that may have replaced rows. `deleted` returns the rows of a touched split that are no longer live.
     """
 
     rows: pa.Table
@@ -262,8 +262,8 @@ class TableRead:
     the splits keep their order. `steps` are the pruning steps that use the log. The steps that use the log run before
     the steps that use indexes. `fetch` is the plan for splits that are not local files.
 
-    If the log alone answers the query, no split is read. `metrics` is then the answer, and `log_step` is the name of
-    the pruning step.
+    If the log alone answers the query, no split is read. In this case, `metrics` contains the result of the query, and
+    `log_step` is the name of the pruning step.
     """
 
     view: TableView
@@ -293,8 +293,8 @@ def plan(
     """Return the splits that a query will read, and the rows to read in these splits.
 
     A query reads no split if it needs no column values, or only metrics that the log contains. If a query needs only
-    the first rows, it reads only the splits that may contain first rows. Splits are skipped for these reasons only if
-    there are no unmerged records.
+    the first rows of an order, it reads only the splits that may contain one of these rows. Splits are skipped for
+    these reasons only if there are no unmerged records.
 
     Args:
         view: The table to read.
@@ -326,7 +326,7 @@ def plan(
 def source_of(read: TableRead, *, query: str) -> Source:
     """Return the rows of a planned read as a source. Unmerged records are in memory, and rows of the base are not.
 
-    Makes the requests of `overlay_of` and `splits_source`, and raises their errors.
+    The requests and errors are those of `overlay_of` and `splits_source`.
     """
     view, metrics = read.view, read.metrics
     if metrics is not None:

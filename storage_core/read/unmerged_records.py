@@ -96,12 +96,12 @@ class LoggedRows:
 
     @property
     def name(self) -> str:
-        """A text that identifies these rows, because entries never change."""
+        """A text that identifies these rows. The text stays valid because WAL entries never change."""
         return f"log {self.region} {self.entries[0]} to {self.entries[-1]}, {len(self.entries)} rows"
 
 
 class LogRuns:
-    """The last entries of the runs of each region.
+    """For each region, the last entry of each run of WAL entries.
 
     Threads may share an instance. In the worst case, two threads index the same run.
     """
@@ -152,10 +152,11 @@ class WholeRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlay:
-    """The live rows of all unmerged records.
+    """The rows of all unmerged records that are neither deleted nor replaced.
 
     These are the rows of `generations` and of `logs` that are not deleted, and the rows of `rest`. The rows of `rest`
-    are in ascending order of the key. `logs` has the runs of entries of each log.
+    are in ascending order of the key. `logs` contains the rows of each log, divided into runs of consecutive WAL
+    entries.
 
     `deletes` are records that hide base rows. A base row is hidden if a newer record of the same key exists. `touched`
     contains the paths of the splits that may have one of these keys. `footers` caches footers and deletion vectors, so
@@ -336,7 +337,7 @@ class WithRawLogs:
         return pa.concat_tables([records, raw])
 
     def parts(self, snapshot: Snapshot) -> list[Unmerged]:
-        """Return the records in parts. The records of raw logs are the last part."""
+        """Return the records in parts. The last part of the result contains the records of raw logs."""
         raw = [Unmerged(generation=None, records=(self.raw,))] if self.raw.num_rows else []
         return [*self.captured.parts(snapshot), *raw]
 

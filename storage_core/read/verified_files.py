@@ -76,8 +76,8 @@ class VerifiedFiles:
 
     DuckDB does not check the length or the checksums of files. Therefore a flipped bit can change a value without an
     error (lesson 61). For this reason, each file is hashed before DuckDB reads it for the first time. The object stores
-    the device, the inode, the size and the change times of the file. The object compares these values at each use. If
-    one of these values differs, the file is hashed again.
+    the device, the inode, the size and the change times of the file. Before each use of the file, the object compares
+    these stored values with the current values. If one of these values differs, the file is hashed again.
 
     For splits that are not local files, an instance caches recently read footers and columns of bitmap indexes. Footers
     and columns are fetched through `cached`.
@@ -250,7 +250,7 @@ def query_errors(
         except SandboxEnded as error:
             raise _process_ended(query, limits or QueryLimits(), str(error)) from error
         except (duckdb.Error, OSError) as error:  # a stream of batches keeps only the text of DuckDB and OS errors
-            # DuckDB treats a removed path as a folder, and may not read folders.
+            # If a file was removed, DuckDB assumes that the path is a folder and reports that folders are forbidden.
             named = [(add, path) for add, path in files if add.path in str(error)]
             lost = next((add for add, path in named if not path.exists()), None)
             if lost is not None:
@@ -331,13 +331,13 @@ def _typed(
     if broken is not None:
         return Corrupt(f"{broken}: the file is not a valid Parquet file", key=broken)
     unknown = _UNKNOWN_TABLE.match(text)
-    if unknown is not None:  # DuckDB would suggest names of its own tables
+    if unknown is not None:  # DuckDB's error would suggest tables that DuckDB uses internally
         return unknown_table(unknown[1], [*tables] or [TABLE], query)
     return _about_the_query(text, query, columns)
 
 
 def _named(text: str, query: str, splits: Sequence[Add]) -> str | None:
-    """Return the path of the split that the text of an error contains.
+    """Return the path of the split whose path occurs in the text of an error.
 
     Return None if the query itself contains the path.
     """

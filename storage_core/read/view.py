@@ -113,7 +113,7 @@ def _parsed(at: str | dt.datetime) -> dt.datetime:
 
 
 def _of_the_future(log: TransactionLog) -> str:
-    """Return advice for an error message. The advice is different if the newest version has a time in the future."""
+    """Return advice for an error message. If the newest version has a time in the future, the advice explains this."""
     head = log.snapshot()
     if head.timestamp <= log.clock.now_ms():
         return ". Give a later time, or one of these versions"
@@ -313,9 +313,7 @@ class View:
         return consistency == Consistency.LATEST and bool(self.snapshot.config.raw_logs)
 
     def capture(self, consistency: str, regions: Regions | None, before: Snapshot) -> Captured:
-        """Return the current state of the given regions, or of all regions, in the same way as
-        `captured_regions.capture`.
-        """
+        """Return the current state of the given regions, or of all regions. See `captured_regions.capture`."""
         from storage_core.write.region import captured_regions  # reads of only the base do not need this import
 
         include_wal = consistency == Consistency.LATEST

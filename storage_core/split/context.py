@@ -1,4 +1,4 @@
-"""The context of a task that writes splits, and the order of the rows.
+"""The data that a task needs to write splits (`SplitContext`), and the sort order of rows in splits.
 
 The planner of the work determines the context.
 """

@@ -26,10 +26,10 @@ from storage_core.store.meter import all_of
 from storage_core.store.pieces import NOT_CACHED, CachedPieces, Piece
 
 INLINE_BYTES = 1024
-"""The maximum size of a bitmap in the action itself. This size is sufficient for about 500 scattered rows.
+"""The maximum size of a deletion vector inside the add action. About 500 scattered deleted rows fit into this size.
 
-A larger deletion vector is stored in an object. A version file, a manifest, and the memory of every reader contain the
-action. An object costs each reader one request when the reader opens the split.
+A deletion vector above this size is stored in an object. A version file, a manifest, and the memory of every reader
+contain the action. An object costs each reader one request when the reader opens the split.
 """
 
 
@@ -73,9 +73,10 @@ def deleted_rows_of_each(store: ObjectStore, adds: Sequence[Add]) -> list[BitMap
 def vector_for(store: ObjectStore, add: Add, deleted: BitMap, *, ids: Ids) -> DeletionVector:
     """Return a deletion vector that hides the rows `deleted` of a split. Tidemark must have written the split.
 
-    A deletion vector of at most `INLINE_BYTES` is inline and costs no request. A larger deletion vector is stored as an
-    object next to the split, with one PUT. If no version refers to the object, it is an orphan. Raises `CommitUnknown`
-    if the store did not report whether it stored the object, and the object is not there.
+    A deletion vector of at most `INLINE_BYTES` is inline and costs no request. A deletion vector of more than
+    `INLINE_BYTES` is stored as an object next to the split, with one PUT. If no version refers to the object, it is an
+    orphan. Raises `CommitUnknown` if the store did not report whether it stored the object, and the object is not
+    there.
     """
     data = encode(deleted)
     if len(data) <= INLINE_BYTES:
@@ -121,7 +122,7 @@ def _object(store: ObjectStore, path: str, add: Add) -> bytes:
 
 
 def hide_rows(store: ObjectStore, split: Add, deleted: BitMap, *, rows: int, ids: Ids, now_ms: int) -> Add | Remove:
-    """Return the action that hides the rows `deleted` of a live split. `hidden_rows` includes rows deleted earlier.
+    """Return the action that hides the rows `deleted` of a live split. `deleted` includes rows deleted earlier.
 
     Makes at most one PUT, for a stored vector. Raises the errors of `vector_for`.
     """

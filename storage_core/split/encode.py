@@ -48,7 +48,7 @@ from storage_core.split.verification import packed
 ROWS_PER_PAGE: Final = 4096
 """The number of rows per page. A lookup by page index decodes this number of rows per column.
 
-Smaller pages make all other reads slower (docs/architecture/compaction.md).
+Pages with fewer rows would make all reads except lookups slower (docs/architecture/compaction.md).
 """
 
 VECTOR_PAGE_BYTES: Final = 65_536
@@ -79,7 +79,7 @@ _SAMPLE_ROWS: Final = ROWS_PER_PAGE
 _WORTH_BYTES: Final = 0.25
 """The minimum saving in bytes per row.
 
-Another encoding of a string column must save at least this much compared with the dictionary.
+An encoding other than the dictionary is used for a string column only if it saves at least this number of bytes.
 
 A merge does not decode dictionaries, so it is several times as fast with a dictionary.
 """
@@ -150,9 +150,10 @@ def inherited(inputs: Sequence[tuple[int, Mapping[str, str]]], schema: pa.Schema
 
     Each input is a pair (rows, file metadata).
 
-    Return None in two cases. The caller then chooses encodings again:
+    Return None if the inputs do not determine the encodings, which happens in two cases. The caller then chooses
+    encodings again:
 
-    - At least half of the rows are in files that recorded no choice or that have fewer than `LEAST_ROWS` rows.
+    - At least half of the rows are in files without recorded encodings or in files with fewer than `LEAST_ROWS` rows.
     - A column needs an encoding, but no file recorded an encoding for the column.
 
     If a record contains an encoding that this release does not know, the record is ignored.
@@ -272,7 +273,7 @@ class Sink:
     """A buffer of bytes.
 
     A writer first appends bytes to `stream`, and then the bytes are read back. After the bytes are read back, the
-    writer can replace the end of the buffer once.
+    writer can replace the last bytes of the buffer once.
 
     On disk, the bytes are in an unnamed file in the folder for temporary files. Therefore no file remains after a
     failure. The bytes are read back through a mapping. The operating system may drop pages of this mapping and read
@@ -490,7 +491,7 @@ def decoded(rows: pa.Table) -> pa.Table:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema that `decoded` rows of this schema have."""
+    """Return the schema of the rows that `decoded` returns for rows of the given schema."""
     return pa.schema([_plain_field(field) for field in schema])
 
 
@@ -501,9 +502,9 @@ def has_float(type_: pa.DataType) -> bool:
 
 
 def next_key_change(rows: pa.Table, order: SortOrder, start: int) -> int:
-    """Return the first row from `start` on that has another key than the previous row.
+    """Return the number of the first row, from row `start`, whose key differs from the previous row's key.
 
-    If no later row has another key, return the row count.
+    If the key does not change after `start`, return the row count.
 
     `start` is at least 1.
     """
@@ -577,8 +578,8 @@ def _leaves(schema: pa.Schema, *, but: Collection[str]) -> list[str]:
 
     The result omits leaves of columns in `but`.
 
-    Arrow's writer identifies a leaf only by its path. Therefore the result also omits other leaves with the path of an
-    excluded leaf.
+    Arrow's writer identifies a leaf only by its path. Therefore, if a leaf outside these columns has the same path as
+    an excluded leaf, the result omits both leaves.
     """
     paths = _paths(schema)
     excluded = {path for path, owner in paths if owner in but}

@@ -79,7 +79,7 @@ class Pieces:
         most_bytes: int = sys.maxsize,
         ahead: Fetched = NOTHING_FETCHED,
     ) -> list[bytes]:
-        """Return the bytes of the ascending pieces in `wanted`. Sources are `ahead`, the cache and concurrent GETs.
+        """Return the bytes of the ascending pieces in `wanted`. Bytes come from `ahead`, the cache or concurrent GETs.
 
         The cost is one GET per range of `near`. All pieces that were not cached are then written to the cache. Raises
         the errors of `fetch`, and `Corrupt` if bytes do not match the checksum of their piece.
@@ -227,7 +227,7 @@ class VerifiedChunks(SeekableFile):
         return self._footer.file
 
     def another(self) -> VerifiedChunks:
-        """Return another file object for the same split, which contains no chunks."""
+        """Return a new file object for the same split. The new file object contains no chunks."""
         return VerifiedChunks(self._store, self._add, self._footer, self._cached)
 
     def fetch(self, group: int, columns: Sequence[int]) -> None:
@@ -276,7 +276,9 @@ class VerifiedChunks(SeekableFile):
         self._held = {}
 
     def read(self, size: int = -1, /) -> memoryview:
-        """Return `size` bytes from the start of a current chunk. Raises `OSError` for any other position."""
+        """Return `size` bytes from the start of a current chunk. Raises `OSError` if no current chunk starts at this
+        position.
+        """
         chunk = self._held.get(self.position)
         if chunk is None or not 0 <= size <= len(chunk):
             raise OSError(f"{size} bytes at {self.position} are not in a column chunk that was fetched")

@@ -109,9 +109,9 @@ def differences(metadata: Mapping[str, str], add: Add) -> list[str]:
 
 
 def add_of(metadata: Mapping[str, str], path: str, *, size: int, modification_ms: int) -> Add:
-    """Return the action that `describe` converted to this metadata.
+    """Return the add action of a split from the metadata that `describe` wrote.
 
-    The action lacks the values that need the whole file.
+    The action lacks the values that depend on the bytes of the whole file.
 
     `split.writer.with_file_metrics` adds these values, which are the checksum and the position of the footer. Raises
     `Corrupt` if the metadata does not belong to a split at `path`. The file was found at this path.
@@ -190,8 +190,8 @@ def _number(value: int | None) -> str | None:
     return None if value is None else str(value)
 
 
-# The origin of a split in the metadata of its file. The origin contains the table and the splits that the split
-# replaced.
+# The origin of a split in the metadata of its file. The origin of a split contains the table and the older splits that
+# were replaced by this split.
 #
 # The log decides which splits are live. If the log is lost, the files alone do not distinguish the output of a
 # compaction from its inputs. The inputs stay in storage for weeks. Therefore every file of a rewrite contains the names
@@ -204,7 +204,7 @@ Operation = Literal["append", "compact", "merge"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedRange:
-    """The generations that a merge applied: the generations of `region` after `after`, up to `generation`."""
+    """The generations of `region` that a merge applied: from `after` + 1 up to `generation`."""
 
     region: str
     after: int
@@ -389,9 +389,9 @@ def consecutive_groups(groups: Sequence[int]) -> list[list[int]]:
 # Search for the row groups of a split that may contain a key. The search uses bounds in the file's own metadata, which
 # has a checksum.
 #
-# Parquet's statistics in the footer contain the same bounds. But splits of early 0.1 have no footer checksum. So the
-# reader cannot trust the statistics of these splits. Damaged statistics would hide a row, or make Arrow abort the
-# process. Lookups use the bounds in the metadata for every split (decision 0025).
+# Parquet's statistics in the footer contain the same bounds. But splits that early releases of version 0.1 wrote have
+# no footer checksum. So the reader cannot trust the statistics of these splits. Damaged statistics would hide a row, or
+# make Arrow abort the process. Lookups use the bounds in the metadata for every split (decision 0025).
 
 
 _ENTRY: Final = "row_groups"

@@ -4,7 +4,8 @@
 cached for later searches. A row group has sixteen pages per column. Arrow always reads a column chunk from its first
 page. Therefore Arrow gets a view of the file without the pages before the wanted page (`PageSkippingFile`). The headers
 of nested columns' pages do not contain row numbers. Therefore whole row groups of nested columns are decoded. Vectors
-without nulls are an exception. The number of values in a page determines its number of rows.
+without nulls are decoded page by page even though they are nested. The number of values in a page determines its number
+of rows.
 
 **Vectors by ranges** (`RangedVectors`). If a split is read by ranges, only the pages with the requested vectors are
 fetched. Each page is verified by its own checksum.
@@ -44,7 +45,7 @@ from storage_core.split.verification import Pages, corrupt_on_failure, leaves, n
 from storage_core.store.contract import ObjectStore, SeekableFile
 from storage_core.store.pieces import CachedPieces, KeptValues
 
-# Values at row numbers of several pages.
+# Reading the values of given rows from several pages.
 
 
 _FEW_ROWS: Final = 8
@@ -54,8 +55,8 @@ def gathered(found: Sequence[tuple[pa.Array, Positions]], kind: pa.DataType) -> 
     """Return the values of each page at the given positions.
 
     Values of a fixed size are gathered in one step. All other values are gathered page by page. If only a few values of
-    a page are needed, each value is sliced separately. These separate slices take a tenth of the time of Arrow's
-    gather.
+    a page are needed, each value is sliced separately. Separate slices take a tenth of the time of one `take` call of
+    Arrow for the page.
     """
     if found and pa.types.is_primitive(kind):
         pages = [page for page, _ in found]
@@ -82,7 +83,7 @@ def _distinct(numbers: Positions) -> list[int]:
 class PageSkippingFile(SeekableFile):
     """A view of a file that omits some pages of a column chunk.
 
-    These pages follow the dictionary of the chunk. The bytes after the omitted pages follow directly after the
+    These pages follow the dictionary of the chunk. In the view, the bytes behind the omitted pages directly follow the
     dictionary.
 
     Args:

@@ -4,8 +4,8 @@ A read either returns exactly the written rows that were not deleted, or raises 
 read returns only correct rows (lessons 60 and 61):
 
 - The size and xxh3-64 in the log are compared with the whole file.
-- If only a part is read, checksums of the footer and of column chunks are compared. In files of early 0.1, the
-  checksums of pages are compared instead.
+- If only a part of a file is read, the checksums of the footer and of column chunks are compared with the read bytes.
+  Files from early releases of version 0.1 have no such checksums, so the reader compares the checksums of pages.
 - The path in the file's own metadata must be the path of the split.
 
 Start with `open_split`, which returns an `OpenSplit`.
@@ -108,8 +108,9 @@ def decoded_bytes(chunk: pq.ColumnChunkMetaData) -> int:
     """Return the approximate memory in bytes that a chunk takes while Arrow decodes it.
 
     The decoded size of texts with a dictionary is not recorded. The function compares the lengths of the smallest and
-    the largest text. The function assumes that each text is as long as the longer of the smallest and the largest text.
-    If these two texts are too long, they are not recorded. The function then assumes the size of a row group.
+    the largest text. For each text, the function assumes the length of the smallest or of the largest text, whichever
+    is greater. If these two texts are too long, they are not recorded. In this case, the function assumes that the
+    chunk takes the size of a row group.
     """
     size = int(chunk.total_uncompressed_size) + VALUE_BYTES * int(chunk.num_values)
     if chunk.physical_type != "BYTE_ARRAY":
@@ -126,7 +127,7 @@ def decoded_bytes(chunk: pq.ColumnChunkMetaData) -> int:
 
 
 def leaves_of(footer: pq.FileMetaData, columns: Collection[str] | None) -> list[int]:
-    """Return the leaf columns, ascending, that Arrow reads for these columns or for all.
+    """Return the leaf columns that Arrow reads for `columns` (None for all columns), in ascending order.
 
     For the column `a`, the result includes the leaf `a.b`.
     """
@@ -164,7 +165,9 @@ BATCH_ROWS = 8192
 """The maximum number of decoded rows that `OpenSplit.since` holds in memory."""
 
 TAKEN_BYTES = 64 * 2**20
-"""The maximum total bytes of row groups that `OpenSplit.take` reads concurrently. A larger row group is read alone."""
+"""The maximum total bytes of row groups that `OpenSplit.take` reads concurrently. A row group above this size is read
+alone.
+"""
 _TAKEN_AT_ONCE = 16
 
 
@@ -349,7 +352,7 @@ class OpenSplit:
 
     @property
     def first_rows(self) -> npt.NDArray[np.int64]:
-        """The row number in the file of the first row of each row group."""
+        """For each row group, the row number of its first row in the file."""
         counts = np.array([self._file.metadata.row_group(index).num_rows for index in range(self.row_groups)], np.int64)
         return np.cumsum(counts) - counts
 
@@ -479,7 +482,7 @@ NEEDLESS_BYTES = 2**16
 """The approximate maximum of unneeded bytes in a split that is read whole."""
 
 AHEAD_BYTES = 2**20
-"""The minimum size of a ranged GET of a split of early 0.1."""
+"""The minimum bytes of a ranged GET, for splits from early releases of version 0.1."""
 
 _WIDE = 8
 
@@ -497,7 +500,7 @@ def is_small(add: Add, share: float = 1) -> bool:
 def share_of(names: Collection[str], schema: pa.Schema) -> float:
     """Return the approximate share of a split's bytes that these columns take.
 
-    A text or list counts as 8 other columns. Columns that are not in `schema` count as 0.
+    A text or list counts as much as 8 columns of other types. Columns that are not in `schema` count as 0.
     """
     taken = {field.name: 1 if _is_narrow(field.type) else _WIDE for field in schema}
     return sum(taken.get(name, 0) for name in {*names}) / max(1, sum(taken.values()))
@@ -553,8 +556,9 @@ def open_split(
     whole = whole or (has_checksums and file_path is None and is_small(add, share))
     footer = None
     with corrupt_on_failure(add):
-        # A thread of Arrow may be the last owner of a Python object. Then the process aborts after Python has ended. So
-        # threads read only buffers that Arrow owns. The calling thread reads ranges, and never reads them in advance.
+        # A thread of Arrow may be the last owner of a Python object. In this case, the process aborts when Python
+        # exits. So threads read only buffers that Arrow owns. The calling thread reads ranges, and never reads them in
+        # advance.
         if file_path is not None:
             footer, source = footers.cached_footer(add), mapped(add, file_path)
         elif whole:
@@ -630,7 +634,7 @@ def _stored_by_dictionary(schema: pa.Schema, footer: pq.FileMetaData) -> list[st
     return [field.name for field in schema if pa.types.is_string(field.type) and field.name not in without]
 
 
-# Reading of some rows of a split, which is one part of a merge. Row groups without these rows are not fetched.
+# Reading of a range of rows of a split for one part of a merge. Row groups without these rows are not fetched.
 
 
 RowRange = tuple[int, int]
@@ -641,11 +645,11 @@ The first number is the first row, and the second number is the number after the
 
 
 def open_part(store: ObjectStore, add: Add, rows: RowRange, *, spool: Path) -> OpenSplit:
-    """Open the rows of a split that are in `rows` and not deleted. All other rows count as deleted.
+    """Open a range of rows of a split, without the deleted rows. Rows outside `rows` count as deleted.
 
     The function copies the row groups that contain a wanted row to a file in `spool`. Each column chunk is verified by
-    its checksum. One row group at a time is in memory. Files of early 0.1 and small files are read whole. Raises the
-    errors of `open_split`.
+    its checksum. One row group at a time is in memory. Small files, and files from early releases of version 0.1, are
+    read whole. Raises the errors of `open_split`.
 
     Cost:
         Ranged GETs of the footer and of chunks, and one GET for a stored deletion vector.

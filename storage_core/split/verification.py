@@ -147,7 +147,7 @@ def _schema_hash(add: Add, schema: pa.Schema) -> str:
 
 PACKED: Final = PREFIX + "packed"
 PACKED_FORMAT: Final = "2"
-"""The value of the entry `format` in a file with a packed entry.
+"""The value of the metadata entry `format`, if the file stores its metadata in packed form.
 
 Releases that cannot unpack the metadata refuse the file.
 """
@@ -305,7 +305,7 @@ class Pages:
 
 
 def leaves(footer: pq.FileMetaData, schema: pa.Schema) -> dict[str, int]:
-    """Return the number of the leaf column for each vector column with a unique leaf path."""
+    """Return, for each vector column with a unique leaf path, the index of its leaf column."""
     paths = [footer.schema.column(index).path for index in range(footer.num_columns)]
     listed = {each.name: f"{each.name}.list.element" for each in schema if is_vector(each.type)}
     return {name: paths.index(path) for name, path in listed.items() if paths.count(path) == 1}
@@ -382,8 +382,8 @@ def in_place(
     """Return the vectors at these rows of a file. The vectors are read directly from uncompressed pages.
 
     The file and the recorded pages must already be verified. The numbers are at the end of each page. If only a few
-    vectors are needed, each vector is read separately. A larger number of vectors is read from the file in the memory
-    mapping `mapped`. If the file became shorter, raises `Corrupt` with `key`.
+    vectors are needed, each vector is read separately. If many vectors are needed, they are read together from the file
+    in the memory mapping `mapped`. If the file became shorter, raises `Corrupt` with `key`.
     """
     own, width = pages.of(rows), 4 * size
     starts = pages.ends[own] - (pages.rows[own + 1] - rows) * width

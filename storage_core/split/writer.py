@@ -334,7 +334,9 @@ def _origin(context: SplitContext, lineage: Lineage) -> FileOrigin:
 
 
 def _require_partition(context: SplitContext) -> None:
-    """Raise `InvalidInput` if the scope of a split does not match its partition. `split.context` divides the rows."""
+    """Raise `InvalidInput` if the scope of a split does not match its partition. `split.context` assigns rows to
+    partitions.
+    """
     own = context.of_partition(context.partition_values) if context.partition_by else context
     if (own.source_id, own.partition_id) != (context.source_id, context.partition_id):
         raise InvalidInput(
@@ -405,7 +407,9 @@ def _bytes_view(data: pa.Buffer) -> memoryview:
 
 
 IN_MEMORY_BYTES: Final = 32 * 2**20
-"""The maximum of encoded bytes in memory. Bytes on disk cost a tenth of a second per 100 MB."""
+"""The maximum of encoded bytes in memory. Above this size, bytes are written to disk, which costs 0.1 seconds per 100
+MB.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,9 @@ PAGE_KEYS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class IfAbsent:
-    """The precondition that the key does not exist. The put then only creates an object."""
+    """The precondition that the key does not exist. A put with this precondition creates an object and never replaces
+    one.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class Unnamed:
-    """An entry in a store that is not an object of the store.
+    """A name in a store that does not identify an object.
 
     Either the name of the entry is not a valid key, or the entry is not a regular file.
 
@@ -225,7 +227,7 @@ class ObjectStore(Protocol):
 
 
 class Place(ObjectStore, Protocol):
-    """A store that also contains objects of other programs. These programs choose the names."""
+    """A store that also contains objects of other programs. The other programs choose the names of their objects."""
 
     def browse(self) -> Iterator[ObjectInfo | Unnamed]:
         """Yield every object and every other entry of the store. One LIST per 1,000 keys.
@@ -562,7 +564,7 @@ def check_key(key: str) -> str:
 def check_prefix(prefix: str) -> str:
     """Return `prefix` if keys can start with this text, else raise `InvalidInput`.
 
-    A prefix may be empty, and may end within a segment.
+    A prefix of a key may be empty, and may end inside a part between two slashes.
     """
     complete = prefix == "" or is_safe_key(prefix + "x")
     if not complete or ".." in prefix.split("/"):

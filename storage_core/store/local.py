@@ -250,7 +250,7 @@ def _open_root(root: Path, key: str, *, create: bool) -> int:
 
 
 def _fsync_above(root: Path, descriptor: int) -> None:
-    """Make the names of the root and of its parent folders durable. The function skips names that cannot be new."""
+    """Make the names of the root and of its parent folders durable. The function skips folders that existed before."""
     device = os.fstat(descriptor).st_dev
     for each in root.parents:
         try:
@@ -258,10 +258,10 @@ def _fsync_above(root: Path, descriptor: int) -> None:
         except PermissionError:
             if os.access(each, os.W_OK):
                 raise
-            return  # A process that may not write in a folder cannot have created a folder there.
+            return  # Without write permission in the parent folder, the process cannot have created a folder there.
         try:
             if os.fstat(folder).st_dev != device:
-                return  # The folder is a mount point, which no put has created.
+                return  # The folder below is a mount point on another device, and a put creates no mount points.
             os.fsync(folder)
         finally:
             close(folder)
@@ -571,7 +571,9 @@ class LocalStore:
         return None
 
     def _fsync_folder(self, segments: tuple[str, ...]) -> str | None:
-        """Make removals of names durable. Earlier removals are included, because an earlier fsync may have failed."""
+        """Make the removal of names from a folder durable. The function also covers earlier removals, because an
+        earlier fsync may have failed.
+        """
         key = "/".join(segments) or "."
         try:
             with suppress(NotFound), typed(key), open_folder(self._root, segments, key=key, create=False) as folder:
@@ -617,7 +619,7 @@ def walk(root: Path, folder_key: str, prefix: str, start_after: str) -> Iterator
             key, inside = folder_key + name, folder_key + name + "/"
             is_requested = key.startswith(prefix) and key > start_after
             # Every key in the folder starts with `inside`. Suppose that `start_after` sorts after `inside` and does not
-            # start with `inside`. Then all keys in the folder are smaller than `start_after`.
+            # start with `inside`. Under these two conditions, all keys in the folder are smaller than `start_after`.
             may_hold = (inside.startswith(prefix) or prefix.startswith(inside)) and (
                 inside > start_after or start_after.startswith(inside)
             )

@@ -7,8 +7,8 @@ The functions `prefetch` and `all_of` run several reads concurrently. The reason
 usually larger than the transfer time. Choose between two functions:
 
 - `prefetch` yields results one by one and bounds the memory.
-- `all_of` returns all results at once, so a slow read delays no other read. If some reads take ten times as long as
-  others, `all_of` is several times as fast as `prefetch`.
+- `all_of` returns all results at once, so a slow read delays no other read. If some reads take ten times as long as the
+  other reads, `all_of` finishes several times faster than `prefetch`.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class MeteredStore:
 
     @contextmanager
     def counted_by(self, meter: RequestMeter) -> Iterator[None]:
-        """Within the block, count the requests of all threads in another meter, too."""
+        """Within the block, also count the requests of all threads in `meter`."""
         with self._lock:
             self._meters = (*self._meters, meter)
         try:
@@ -223,8 +223,8 @@ def prefetch(
     """Yield the result of `read` for each key, in the order of the keys.
 
     The function iterates over the keys in the caller's thread, and only when it needs the next key. If there is only
-    one key, the key is also read in the caller's thread. `at_once` and `most` limit the memory. `at_once` and `most`
-    also limit the number of useless reads if the caller stops early or a read raises an error.
+    one key, the function also calls `read` in the caller's thread. `at_once` and `most` limit the memory. `at_once` and
+    `most` also limit the number of useless reads if the caller stops early or a read raises an error.
 
     If a read fails, the function raises the error in place of the result. No further read starts, and the function
     waits for the active reads.
@@ -283,8 +283,8 @@ def all_of(read: Callable[[Key], Found], keys: Sequence[Key], at_once: int) -> l
 def under_way(read: Callable[[], Found], *, near: bool = False) -> Iterator[Callable[[], Found]]:
     """Run `read` concurrently with the block.
 
-    The block gets a function that waits for `read`. This function then returns the result of `read`, or raises its
-    error.
+    The context manager yields a function that waits until `read` ends. This function then returns the result of `read`,
+    or raises its error.
 
     Args:
         near: True if the read does not wait for a store. `read` then runs only when the block calls the function.

@@ -1,10 +1,10 @@
 """Caches of a reader: pieces of immutable objects on the local disk, and values in memory.
 
-On disk (`CachedPieces`), each object has one sparse file. In this file, each piece is at its position in the object. A
-piece is in the cache if the bytes at its position have the expected checksum. The checksum comes from the log, or from
-data that the log verifies, such as a footer or a key. So a damaged, shortened or partly written piece counts as
-missing. The reader then fetches the piece and writes it again. Two processes that write the same piece write the same
-bytes. A failure of the cache never makes a read fail.
+On disk (`CachedPieces`), each object has one sparse file. In the sparse file, each piece is at the same position as in
+the object. A piece is in the cache if the bytes at its position have the expected checksum. The checksum comes from the
+log, or from data that the log verifies, such as a footer or a key. So a damaged, shortened or partly written piece
+counts as missing. The reader then fetches the piece and writes it again. Two processes that write the same piece write
+the same bytes. A failure of the cache never makes a read fail.
 
 In memory, `KeptValues` caches decoded values by name.
 """
@@ -38,8 +38,8 @@ from storage_core.store.meter import all_of
 # A folder of entries with a size limit. The least recently used entries are removed. All processes of a user may share
 # the folder. Only the entries define the content of the cache. The folder has no index that could be damaged, and no
 # lock that could remain. An entry is a file or a folder of files. The modification time of an entry is the time of its
-# last use. Any process may remove a whole entry at any time. A reader of a removed file can continue to read, and a
-# reader of a folder has its own links to the files.
+# last use. Any process may remove a whole entry at any time. If an entry is removed during a read, the reader can
+# continue. An open file stays readable, and a reader of a folder uses its own hard links.
 
 
 LARGEST: Final = 4
@@ -51,10 +51,10 @@ this constant as an argument.
 """
 
 TEMPORARY: Final = f"tidemark-{IN_CACHE}-"
-"""The prefix of folders in which entries are filled or removed."""
+"""The prefix of the names of temporary folders in which a process creates or removes cache entries."""
 
-_LISTED = 64  # A process lists the folder again after it has written this fraction of the limit.
-_FULL = 8  # A process leaves this fraction of the limit free, so that eight processes can write until they list again.
+_LISTED = 64  # After a process has written 1/`_LISTED` of the size limit, the process lists the folder again.
+_FULL = 8  # A process keeps 1/`_FULL` of the limit free, so that eight processes can write between two listings.
 _BLOCKS_BYTES = 8192  # The maximum overhead of a piece on disk. A piece need not start or end at a block.
 _UNUSED_NS = 10 * 365 * 24 * 3600 * 10**9
 _TOUCHED_NS = 60 * 10**9
@@ -175,7 +175,7 @@ def bounded_folder(settings: CacheSettings) -> BoundedFolder | None:
 
 
 def begin_unused(entry: int | Path) -> None:
-    """Set an early time of last use for a new entry.
+    """Set the time of last use of a new entry to a time in the past.
 
     The cache then removes this entry before all entries that were used.
     """
@@ -218,7 +218,7 @@ def _remove(folder: int, entry: Entry) -> bool:
             os.unlink(entry.name, dir_fd=folder)
             return True
         if entry.name.startswith(TEMPORARY):
-            return False  # `storage_core.base.process` removes the entry when its lock is free.
+            return False  # `storage_core.base.process` removes a temporary folder when the folder's lock is free.
         moved = f"{TEMPORARY}{secrets.token_hex(4)}.locked"
         os.rename(entry.name, moved, src_dir_fd=folder, dst_dir_fd=folder)
     except FileNotFoundError:
@@ -256,7 +256,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class CacheCounts:
-    """Counts of a cache.
+    """The counts of hits, misses, bytes and failures of a cache.
 
     Attributes:
         hits: The number of pieces that were found.
@@ -319,7 +319,7 @@ class CachedPieces:
         self._lock = OwnLock()
 
     def of_a_read(self) -> CachedPieces:
-        """Return a cache object for one read that uses the same folder.
+        """Return a cache object for one read. The new object and this cache use the same folder.
 
         The read caches at most a quarter of the limit. The counts of the read are also added to this cache.
         """
@@ -576,7 +576,7 @@ class KeptValues:
         *,
         at_hand: Callable[[int], _Value | None] = lambda _: None,
     ) -> list[_Value]:
-        """Return the value of each name in `names`, as `made` does for one name.
+        """Return the cached or computed value of each name in `names`.
 
         Values that are not cached are computed concurrently.
 

@@ -58,7 +58,7 @@ def open_store(uri: str | Path) -> Place:
         case "memory":
             return _memory_store(_memory_name(uri))
         case _:
-            from storage_core.store.s3 import S3Store  # This import also loads HTTP, which other locations do not need.
+            from storage_core.store.s3 import S3Store  # The import also loads HTTP, which only locations on S3 need.
 
             return S3Store(parse_s3_uri(uri, os.environ))
 
@@ -106,8 +106,8 @@ def with_locations_above(uri: str) -> tuple[str, ...]:
 def overlap(one: str, other: str) -> bool:
     """Return whether both locations are equal, or one is inside the other.
 
-    Relative paths start from the working directory. Parts that a location on S3 omits are taken from the environment
-    before the comparison. Raises `InvalidInput` for an invalid location. No request.
+    Relative paths start from the working directory. Before the comparison, parts that an S3 location omits are taken
+    from the environment. Raises `InvalidInput` for an invalid location. No request.
     """
     here, there = with_locations_above(one), with_locations_above(other)
     return here[0] in there or there[0] in here
@@ -163,7 +163,7 @@ def scheme_of(uri: str) -> str | None:
 def is_missing(uri: str) -> bool:
     """Return whether a local folder does not exist.
 
-    For every other store, return False, because a prefix has no folder.
+    For a store that is not local, return False, because a prefix is not a folder.
 
     Raises `InvalidInput` if the text is not a location.
     """
@@ -177,7 +177,7 @@ def is_missing(uri: str) -> bool:
 
 
 def name_of(uri: str) -> str:
-    """Return the last part of a location. The last part is used as the name of the location's content."""
+    """Return the last part of a location. The catalog uses the last part as the default table name."""
     return uri.partition("?")[0].rstrip("/").rpartition("/")[2] or uri
 
 
@@ -304,7 +304,7 @@ class Probe:
 
 
 def probe(store: ObjectStore, key: str) -> Probe:
-    """Try every capability on the store with a new object. Delete the object afterwards.
+    """Try every capability on the store with a new object. After the trials, delete the object.
 
     Raises:
         Unavailable: The store cannot be reached, denies access, or does not report an outcome. The capabilities are
@@ -317,7 +317,7 @@ def probe(store: ObjectStore, key: str) -> Probe:
     try:
         trials = (*_puts(store, key), _metadata(store, key), _listing(store, key), _deletion(store, key))
     except TidemarkError:
-        with suppress(TidemarkError):  # The first error is more important. The collector removes a remaining object.
+        with suppress(TidemarkError):  # The caller needs the trial's error. The collector removes a remaining object.
             store.delete([key])
         raise
     return Probe(store.uri, trials)
@@ -326,7 +326,7 @@ def probe(store: ObjectStore, key: str) -> Probe:
 def require_capable(store: ObjectStore, new_key: Callable[[], str]) -> None:
     """Raise an error unless the store has every capability.
 
-    The function probes the store once per process and URI. The probe uses a key that `new_key` returns.
+    The function probes the store once per process and URI. The trials write to a key that `new_key` returns.
 
     Local and memory stores are not probed, because the conformance tests cover them. Raises the errors of `probe`,
     `Unsupported`, and `InvalidInput` if there is a file at the location of a local store.

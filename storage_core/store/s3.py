@@ -43,8 +43,8 @@ from storage_core.store.s3_location import S3Location
 
 WRITE_ID = "tidemark-write-id"
 
-# After these failures, the request may have taken effect, for example if the answer has no ETag. A missing upload may
-# have been completed.
+# After these failures, the request may have taken effect, for example if the answer has no ETag. If S3 reports that an
+# upload does not exist, the upload may already be complete.
 _MAY_HAVE_APPLIED = frozenset({Trouble.BUSY, Trouble.NO_UPLOAD})
 # After these failures, the request has not taken effect. Whether another attempt is useful depends on the stored
 # object.
@@ -118,7 +118,7 @@ class Upload(Protocol):
         ...
 
     def give_up(self) -> None:
-        """Remove the transferred bytes. Keep bytes that have become the object or may still become the object."""
+        """Remove the transferred bytes from the store. Keep bytes that may be the stored object."""
         ...
 
 
@@ -163,13 +163,13 @@ def put_once(calls: S3Calls, upload: Upload, target: Target, look: Callable[[], 
 
 
 def _verdict(found: Stored | Failure, write_id: str, mode: PutMode, *, in_doubt: bool) -> PutResult | None:
-    """Return the outcome of the put, which the stored object shows. Return None if another attempt is necessary."""
+    """Return the outcome of the put according to the stored object. Return None if another attempt is necessary."""
     if isinstance(found, Stored) and found.write_id == write_id:
         return Committed(found.etag)
     match mode:
         case IfAbsent():
             # A writer replaces an object only after it has created or read this object. So if objects at this key are
-            # never replaced, another object at the key proves that our put created nothing.
+            # never replaced, an object with a different write id proves that our put created nothing.
             return Conflict() if isinstance(found, Stored) else None
         case IfMatch(etag):
             deleted = isinstance(found, Failure) and found.trouble is Trouble.ABSENT
@@ -207,7 +207,7 @@ class SinglePut:
 
 
 class MultipartPut:
-    """A put of the bytes in parts.
+    """A put that uploads the bytes of an object in several parts.
 
     The object becomes visible only when the last request completes it. This request contains the condition.
 
@@ -419,7 +419,9 @@ class S3Store:
         return (each for each in found if isinstance(each, ObjectInfo))
 
     def browse(self) -> Iterator[ObjectInfo | Unnamed]:
-        """Yield every object, and names that are not valid keys. Empty objects that represent a folder are skipped."""
+        """Yield every object of the store, and every stored name that is not a valid key. Empty objects that represent
+        a folder are skipped.
+        """
         return self._listing("", None)
 
     def _listing(self, prefix: str, start_after: str | None) -> Iterator[ObjectInfo | Unnamed]:

@@ -81,7 +81,7 @@ class WholeHead(HTTPResponse):
 
 
 def require_whole_heads(client: Any) -> None:
-    """Make this client of boto3 refuse answers with incomplete headers. Call this function before the first request."""
+    """Make this boto3 client reject answers with incomplete headers. Call this function before the first request."""
     http = client._endpoint.http_session  # noqa: SLF001  # boto3 has no way in; a test notices when this one closes
     pools = {scheme: _watching(pool) for scheme, pool in http._pool_classes_by_scheme.items()}  # noqa: SLF001
     http._pool_classes_by_scheme = pools  # noqa: SLF001  # for proxies, which are made later
@@ -113,7 +113,7 @@ _CHECKSUMS: Mapping[str, Callable[[bytes], bytes]] = {
 
 
 class S3Reader:
-    """A client for reads of one bucket over a route. Safe for threads of one process."""
+    """A client that reads one bucket with the host and keys of a `Route`. Safe for threads of one process."""
 
     def __init__(
         self, route: Route, *, now_ms: Callable[[], int], connect_timeout_seconds: float, read_timeout_seconds: float
@@ -317,7 +317,7 @@ def _page(body: bytes) -> dict[str, Any]:
 
 
 def _error(status: int, body: bytes) -> dict[str, str]:
-    """Return the fields of an error's XML. Without valid XML, return the status."""
+    """Return the fields of an error's XML. If the body is not valid XML, return the HTTP status."""
     try:
         root = ET.fromstring(body)  # noqa: S314  # as above
     except ET.ParseError:
@@ -391,7 +391,7 @@ class S3Calls:
         return self._repeated(lambda: self.once(act))
 
     def read(self, act: Callable[[Any], T]) -> T | Failure:
-        """Return the result of `act`, like `retried`.
+        """Return the result of `act`. If the server is busy, a call is tried again, as in `retried`.
 
         `act` may use only `get_object`, `head_object` and `list_objects_v2`.
         """
@@ -445,7 +445,7 @@ class S3Calls:
         self._session: Any = None
 
     def _own_lock(self) -> threading.Lock:
-        if not self._home.is_here:  # The lock may be held by a thread of the other process.
+        if not self._home.is_here:  # After a fork, a thread of the parent process may still hold the lock.
             self._begin()
         return self._lock
 
@@ -505,7 +505,7 @@ class S3Calls:
 def _keep_requests_out_of_logs() -> None:
     """Raise the level of boto3's loggers above DEBUG, unless it was set explicitly. DEBUG prints session tokens.
 
-    A process that shows only warnings still shows only warnings.
+    If a process logs only warnings, the function does not lower the level to INFO.
     """
     for name in ("botocore", "boto3"):
         logger = logging.getLogger(name)

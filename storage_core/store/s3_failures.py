@@ -61,7 +61,7 @@ _ADVICE_OF_CODE: Mapping[str, str] = {
     "RequestTimeTooSkewed": ". Correct the clock of this machine",
     "SignatureDoesNotMatch": ". Check the credentials in the environment",
 }
-"""The advice for failures that the name of S3's error explains."""
+"""The advice for each S3 error name that explains a failure."""
 _ADVICE_ELSEWHERE = (
     ". Redirects are not followed: put the bucket's own region and endpoint into the URI, "
     "s3://bucket/prefix?region=…&endpoint=…"
@@ -90,7 +90,9 @@ _OF_ONE_OBJECT = frozenset({Trouble.ABSENT, Trouble.NO_UPLOAD, Trouble.PRECONDIT
 _OF_THE_STORE = frozenset(
     {Trouble.NO_BUCKET, Trouble.NO_KEYS, Trouble.NO_PROFILE, Trouble.KEYS_NOT_FETCHED, Trouble.NOT_SENT}
 )
-"""The kinds of failures that concern every object. The messages of these failures contain no object."""
+"""The kinds of failures that concern every object. Error messages for failures of the whole store contain no object
+key.
+"""
 
 RETRIED = frozenset({Trouble.NOT_SENT, Trouble.BUSY, Trouble.CONTENTION})
 
@@ -124,7 +126,7 @@ class Failure:
 
 
 def printable_code(code: object) -> str:
-    """Return the server's name for an error if the text has the form of a name, else a fixed text."""
+    """Return the server's name for an error. If the text is not a valid error name, return a fixed text."""
     return code if isinstance(code, str) and _CODE.fullmatch(code) else "an error without a name"
 
 
@@ -141,7 +143,7 @@ class Refused(Exception):  # noqa: N818  # these four never leave this package: 
 
 
 class NotSent(Exception):  # noqa: N818
-    """The connection failed. The text is the name of an error."""
+    """The connection failed. The exception's text is the name of an error."""
 
 
 class NoKeys(Exception):  # noqa: N818

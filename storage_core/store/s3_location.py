@@ -11,15 +11,15 @@
 Credentials are never part of a location. boto3 finds them in its usual sources. A URI with credentials is refused, and
 the message does not repeat the URI (docs/architecture/lessons.md, lesson 85).
 
-A `Route` contains the host of reads and the keys for their signatures. There is a route only if the host and the keys
-can be determined without a client of boto3. The creation of boto3's client takes a third of a second. A GET of boto3
-takes several times as long as the request itself. So reads use `s3_calls.S3Reader` if this module supports every
-setting that affects the reads. Reads use boto3 in each of these cases:
+A `Route` contains the host of reads and the keys for their signatures. A location has a `Route` only if the host and
+the keys can be determined without a client of boto3. The creation of boto3's client takes a third of a second. A GET of
+boto3 takes several times as long as the request itself. So reads use `s3_calls.S3Reader` instead of boto3 if
+`s3_location` supports every setting that affects the reads. Reads use boto3 in each of these cases:
 
 - a proxy
 - an AWS configuration that changes addresses or requests
 - a variable `AWS_…` that this module does not handle
-- another kind of bucket
+- a directory bucket or an access point
 - a region with hosts that do not end in amazonaws.com
 """
 
@@ -41,7 +41,7 @@ from storage_core.base.errors import InvalidInput
 from storage_core.store.contract import is_safe_key
 
 USERINFO = re.compile(r"(?:^|/)[^/]*:[^/]*@")
-"""Text in a path that looks like a name and a password before a host."""
+"""A pattern for text in a path that looks like a name and a password (`name:password@`)."""
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", re.ASCII)
 _REGION = re.compile(r"[a-z0-9-]{1,64}", re.ASCII)
 _LABEL = "[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
@@ -100,7 +100,7 @@ class S3Location:
         return f"{self.prefix}/{key}" if self.prefix else key
 
     def table_key(self, object_key: str) -> str:
-        """Return the table-relative key of a name that `object_key` returned."""
+        """Return the table-relative key for a name in the bucket, as the inverse of `object_key`."""
         return object_key[len(self.object_key("")) :]
 
 
@@ -168,7 +168,7 @@ def _chosen(
 def _endpoint(text: str, place: str) -> str:
     """Return the endpoint in lower case without a final slash.
 
-    Raises `InvalidInput` if the endpoint needs any other change to be valid.
+    Raises `InvalidInput` for an endpoint that is not valid in lower case without a final slash.
     """
     try:
         parts = urlsplit(text)
@@ -279,7 +279,7 @@ _OF_A_PROFILE = re.compile(
     "|web_identity_token_file|sso_[a-z_]*|cli_[a-z_]*|sts_regional_endpoints|metadata_[a-z_]*|retry_mode|max_attempts",
     re.ASCII,
 )
-_OTHER_REGIONS = re.compile("fips|aws-global", re.ASCII)  # For these names, boto3 signs with another region.
+_OTHER_REGIONS = re.compile("fips|aws-global", re.ASCII)  # boto3 replaces these region names in signatures.
 _OTHER_KINDS = re.compile("--|-s3alias$|[.]mrap$", re.ASCII)
 _REGION_IN_HOST = re.compile(
     "(?:us|eu|ap|sa|ca|me|af|il|mx)(?:-gov)?-(?:north|south|east|west|central)+-[0-9]", re.ASCII

@@ -90,7 +90,8 @@ def append(
     """Add rows to an append table in one commit. The rows are durable on return. Return the new version.
 
     See `write_rows` and `commit_rows`. If reading `pieces` raises an error, the append ends without a commit. The
-    collector then deletes the written splits. If the work `application` is already committed, no piece is read.
+    collector then deletes the written splits. If the work of the transaction `application` is already committed, the
+    function reads no piece.
     """
     _, is_done = once(log, snapshot, application)
     if is_done:
@@ -136,7 +137,7 @@ def commit_rows(
 ) -> tuple[Appended, Snapshot]:
     """Add the written splits to an append table in one commit that is planned on `snapshot`.
 
-    Without rows, the function commits nothing. With rows, the function makes the requests of one commit.
+    Without rows, the function commits nothing. If there are rows, the function makes the requests of one commit.
 
     Args:
         snapshot: must not be newer than the version of the written rows.

@@ -4,7 +4,8 @@ The quarantine of a table contains incoming rows and lines that were not added t
 reason (rule 7). The key of an object is derived from its content, so a second write creates no second object. The
 entries of a batch of landed files share objects (`SharedEntries`). Two runs may divide the same files into different
 batches, so two objects may have the same line. Each line has an identity: the file, the content of the file, and the
-number of the line. `storage_core.maintain.quarantine` combines equal lines, and removes entries.
+number of the line. `storage_core.maintain.quarantine` reads lines with the same identity as one line, and removes
+entries.
 
 A `LateRowFilter` accepts, quarantines or drops late rows. The table's rule determines how the filter treats late rows
 (docs/architecture/ingestion.md).
@@ -58,14 +59,14 @@ def write_quarantine_entry(store: ObjectStore, entry: Entry) -> QuarantineResult
 
 
 SHARED = "_landed"
-"""The `duckdb_view` part of the key of an object with entries of several landed files."""
+"""The `source` part of the key of a shared object, which contains entries of several landed files."""
 
 REWRITTEN = "_again"
-"""The `duckdb_view` part of a key, if the object has entries of older objects. A dot and a number follow `_again`.
+"""The `source` part of the key of an object with older entries. A dot and a number follow `_again`.
 """
 
 _MOST_SHARED_BYTES = 16 * 2**20
-"""Maximum size of an object in bytes of lines or rows. Above this size, another object begins."""
+"""Maximum size of an object in bytes of lines or rows. Further entries go into another object."""
 
 _ENTRY_BYTES = 200
 """Approximate size in bytes of a line in an object, without the text of the line."""
@@ -116,7 +117,7 @@ class SharedEntries:
 
 
 RECEIPTS = "_receipts"
-"""The `duckdb_view` part of the keys of receipts. A receipt contains the lines and rows that left the quarantine."""
+"""The `source` part of the key of a receipt. A receipt contains the lines and rows that left the quarantine."""
 
 
 def is_receipt(key: str) -> bool:
@@ -129,14 +130,14 @@ def commit_app(key: str) -> str | None:
     """Return the appId of a quarantine object in a commit, or None for an object that needs no appId.
 
     The objects of a batch of landed files need an appId. If the run ends before its commit, the next run reads the
-    files again, perhaps with another declaration. In this case, the objects of the first run must not count.
+    files again, perhaps with another declaration. The quarantine must then ignore the objects of the first run.
     """
     parsed = parse(key)
     return f"quarantined:{parsed.id}" if parsed is not None and parsed.source == SHARED else None
 
 
 def rewrite_object(store: ObjectStore, key: str, entries: Sequence[Entry]) -> None:
-    """Write these entries of a valid object to a new object. At most one PUT. No request without entries."""
+    """Write these entries of a valid object to a new object. At most one PUT. No PUT if `entries` is empty."""
     parsed = parse(key)
     if not entries or parsed is None or parsed.source is None:
         return

@@ -1,8 +1,8 @@
 """The code location for `test_backlog_heals.py`: the tables of a folder, with the maintenance sensor switched on.
 
-In the product, the hourly budgets apply to 60 minutes. Here, the hourly budgets apply to `BACKLOG_HOUR_SECONDS`
-seconds. If `BACKLOG_PROCESSES` is set, each job is a separate process, as in the product. Otherwise each job runs in
-the process of its Dagster run.
+Outside tests, the hourly budgets of Tidemark apply to 60 minutes. In this code location, the hourly budgets apply to
+`BACKLOG_HOUR_SECONDS` seconds instead of one hour. If `BACKLOG_PROCESSES` is set, each job is a separate process, as in
+the product. Otherwise each job runs in the process of its Dagster run.
 """
 
 from __future__ import annotations

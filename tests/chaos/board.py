@@ -1,4 +1,4 @@
-"""Memory that all processes of a run share, with the progress and the start of the current work of each process.
+"""Shared memory of all processes of a run, with the progress of each process and the start of its current work.
 
 A collector may delete only files that no running work needs. Outside these tests, a fixed length of time (the horizon)
 protects these files. Here, the clock of a collector returns `oldest_ms`, the start of the oldest running work.
@@ -20,7 +20,7 @@ _STOP = 0
 class Board:
     """Numbers in a memory-mapped file.
 
-    The numbers are the start of the current work and the number of events, for each process.
+    For each process, the file stores two numbers: the time at which the current work began, and the number of events.
     """
 
     def __init__(self, path: Path, places: int) -> None:

@@ -46,7 +46,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The name of the call in messages."""
+        """The name by which error messages of the test refer to the call."""
         return f"{self.process}#{self.number}"
 
 
@@ -102,7 +102,7 @@ class Journal:
 
 
 def read(path: Path) -> Iterator[Call]:
-    """Yield the calls in a journal file. The last line may be incomplete, and the last call may have no end."""
+    """Yield the calls in a journal file. The last line or the end of the last call may be missing."""
     begun: dict[str, Any] | None = None
     for text in path.read_text().splitlines():
         try:

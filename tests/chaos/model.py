@@ -24,7 +24,7 @@ WHOLE = "all"
 
 
 def frozen(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the row as a hashable value. A map becomes its entries in a fixed order."""
+    """Return the row as a hashable value. A map is converted to its sorted entries."""
     return tuple(tuple(sorted(row[name])) if isinstance(row[name], list) else row[name] for name in COLUMNS)
 
 
@@ -128,7 +128,7 @@ class KeyedModel:
         self.base = dict(self.versions[version])
 
     def note(self, version: int) -> None:
-        """Record the base as of this version."""
+        """Record the current rows of the base as the content of this version."""
         self.versions[version] = dict(self.base)
 
     def _name(self, row: Row) -> str:
@@ -176,7 +176,7 @@ class AppendModel:
         return self.versions[version]
 
     def seen(self, level: str = "snapshot") -> list[Row]:
-        """Return the rows that a read finds. The rows are the same at every level."""
+        """Return the rows that a read finds. A read finds the same rows at every consistency level."""
         return self.base if level else []
 
     def add(self, rows: list[Row]) -> None:

@@ -34,16 +34,16 @@ KEYS = [f"k{number}" for number in range(6)]
 TAGS = ["t0", "t1", "t2"]
 LEVELS = ["snapshot", "committed", "latest", "latest"]
 VALUES = 1_000_000
-"""The size of the value range of one process.
+"""The number of integers that are reserved for the values that one process writes.
 
-The range of a process begins at this size times the number of the process.
+The integers of a process begin at `VALUES` times the number of the process.
 """
 
 EVENTS_SHARE = 0.3
 """The share of reads that read the append table."""
 
 PACES = {"writer": 1.5, "appender": 0.2, "maintainer": 0.5, "collector": 0.25}
-"""The maximum ratio of a process's calls to the calls of all readers, by role."""
+"""For each role, the maximum number of calls of a process, divided by the number of calls of all readers."""
 
 LEAD = 4
 """The number of calls that a process may make before it must wait for the readers."""
@@ -221,7 +221,7 @@ def collect(task: Task, journal: Journal, random: Random) -> None:
 
 
 def read(task: Task, journal: Journal, random: Random) -> None:
-    """Read both tables in every way. Use the same `Table` objects for several reads, and then open new objects."""
+    """Read the keyed table and the append table in every way. Open new `Table` objects after several reads."""
     while not journal.board.stopped:
         opened: list[Table] = []
 

@@ -103,7 +103,7 @@ class Proxy:
                 return False
             case "only later":
                 return True
-            case "request cut":  # cut only the body, because the server accepts a cut head as complete
+            case "request cut":  # cut only the body, because the server accepts a cut header as complete
                 head, end, body = request.partition(HEAD_END)
                 if body:
                     self._forward(head + end + body[: self._part(body)])

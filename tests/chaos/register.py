@@ -1,16 +1,17 @@
 """Checker of the reads that request one key of a keyed table. The key must be a linearizable register.
 
 A call takes effect as a whole, at one instant between its start and its end. A call without a recorded end takes effect
-later or never. The next claim of the region decides whether the call took effect. After the claim was granted
-(`Write.latest`), a call without a recorded end can no longer take effect. A rejected call never takes effect.
+later or never. The next claim of the region decides whether the call took effect. A call without a recorded end can
+take effect only until the next claim of the region was granted (`Write.latest`). A rejected call never takes effect.
 
-A read shows the content of the key at one instant of its interval. At a level that promises less than `latest`, the
-interval starts before the read. For the reads of one session at one level, the instants have the same order as the
-reads.
+A read returns the content of the key at one instant of the read's time interval. At a consistency level below `latest`,
+the time interval of a read starts before the read. In one session, two reads at the same level see states of the key in
+the order of the reads.
 
 The search goes through the events in time order and keeps every state of the key that explains all reads so far. This
-is the algorithm of Wing and Gong. The search applies a write only when it cannot explain the end of a call without this
-write. Reads change nothing, so each read is placed as early as possible.
+is the algorithm of Wing and Gong. When a call ends, the search applies an unfinished write only if the result of the
+call requires this write. A read does not change the key. The search therefore assigns each read to the earliest instant
+at which the read fits.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class WithoutTag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
-    """A call on the key. `ended` is None if the end was not recorded. The call takes no effect after `latest`."""
+    """A write to the key. `ended` is None if the end was not recorded. The write has no effect after `latest`."""
 
     name: str
     operation: str
@@ -83,7 +84,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """A read of the key by a session at a level. The key had this content at some instant from `since` to `ended`."""
+    """A read of the key by one session. The key had this content at some instant from `since` to `ended`."""
 
     session: str
     since: int
@@ -95,7 +96,8 @@ class Read:
 class _Kind(IntEnum):
     """The kinds of events.
 
-    Because of this order, two calls overlap if one ends at the instant at which the other starts.
+    The values order the events of one instant. As a result, two calls overlap if one ends at the instant at which the
+    other starts.
     """
 
     BEGIN_WRITE = 0
@@ -109,8 +111,8 @@ class _Kind(IntEnum):
 class _Possible:
     """A possible explanation of the events so far.
 
-    The explanation consists of the state of the key, the unfinished writes that took effect, and the unfinished reads
-    that are already explained.
+    An explanation contains the state of the key, the unfinished writes that took effect, and the unfinished reads that
+    have already returned.
     """
 
     state: State = None
@@ -128,7 +130,7 @@ class _Search:
     possible: set[_Possible] = field(default_factory=lambda: {_Possible()})
 
     def step(self, kind: _Kind, number: int) -> bool:
-        """Process one event. Return True if an explanation of all events so far remains."""
+        """Process one event. Return True if some order of the calls explains all events so far."""
         match kind:
             case _Kind.BEGIN_WRITE:
                 self.open_writes.add(number)
@@ -157,7 +159,7 @@ class _Search:
             yield from self._until(self._with_reads(after), write=write, read=read)
 
     def _with_reads(self, way: _Possible) -> _Possible:
-        """Let each unfinished read happen if its result is the current state. A read never prevents another read."""
+        """Mark each unfinished read whose result is the current state. A read never prevents another read."""
         read = set(way.read)
         for each in self.open_reads:
             before = self.before.get(each)
@@ -168,7 +170,7 @@ class _Search:
 
 
 def unexplained(writes: Sequence[Write], reads: Sequence[Read]) -> str | None:
-    """Return the part of the history that has no explanation, or None. At the start, the key has no row."""
+    """Return a message about the first call that no order explains, or None. At the start, the key has no row."""
     reads = sorted(reads, key=lambda each: each.begun)
     search = _Search(writes, reads, _sessions(reads))
     for at, kind, number in sorted(_events(writes, reads)):

@@ -61,7 +61,7 @@ HOURS = 4
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 BY_PART = [{"transform": "identity", "source": "part"}]
 NEVER_MS = 3_600_000
-"""A flush period in ms that is longer than any sequence. Only the calls in a sequence flush rows."""
+"""A flush period in ms that is longer than any test. Only explicit calls flush rows."""
 
 STEPS = 80
 SCANS = 0.25
@@ -107,7 +107,7 @@ def run(seeds: range, folder: Path, *, keyed: bool) -> None:
 class Sequence:
     """A table in `folder` with its model. `done` contains the operations so far, to explain a failure.
 
-    `beside` is another `Table` object of the same table, and only reads use it. `combine` was opened long ago, so its
+    `beside` is another `Table` object of the same table, and only reads use it. `beside` was opened long ago, so its
     state is old.
     """
 

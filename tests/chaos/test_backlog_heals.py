@@ -2,10 +2,10 @@
 
 The daemon starts with the most urgent windows, and always stays within its budgets.
 
-Rows continue to arrive. The test kills the daemon several times. Between two kills, the daemon always does the same
-share of the pending work. By default there are two tables with a few windows. With SCALE=32 there are fifty tables with
-a week of hours each, and ten kills. At this scale, each job of a run is a separate process. The hourly budgets apply to
-a period that is shorter than 60 minutes.
+Rows continue to arrive. The test kills the daemon several times. The test kills the daemon each time the daemon has
+completed a fixed share of the pending work. By default there are two tables with a few windows. With SCALE=32, the test
+has fifty tables with hourly windows of one week each, and ten kills. At this scale, each job of a run is a separate
+process. The hourly budgets apply to a period that is shorter than 60 minutes.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Programs land files, write a keyed table and append to a raw log. `tidemark ui`,
 maintains four tables. The processes of `tidemark ui` and the processes of its runs are killed in turn. A trial runs for
 75 seconds with kills, and then until the system is quiet. A trial uses shorter intervals than the product.
 
-In a soak (`TIDEMARK_SCALE` above 1), the trial lasts an hour with the intervals of the product. A soak also checks the
-time until rows are visible.
+In a long run (`TIDEMARK_SCALE` above 1, called a soak), the trial lasts an hour and uses Tidemark's default intervals.
+A soak also checks the time until rows are visible.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from tests.support.scale import scaled
 IS_SOAK = scaled(1) > 1
 SECONDS = 3600 if IS_SOAK else 75
 KILLS = 36 if IS_SOAK else len(KINDS)
-"""The number of kills. A short trial kills one process of each kind. A soak kills one process per hundred seconds."""
+"""The number of kills. A short trial kills one process of each kind. A soak (long run) kills one per hundred seconds.
+"""
 OFTEN = "*/10 * * * *" if IS_SOAK else "30 3 * * *"
 """The cron line of collections, checkpoints and raw-log maintenance.
 
@@ -44,9 +45,9 @@ SAMPLE_SECONDS = 2.0
 MOST_TICKS = 60
 """The maximum number of ticks of the maintenance sensor after the last row, until all work has ended."""
 SOON_RUNS, SOON_SECONDS = 12, 120
-"""Limits for the median landed file.
+"""Limits for the median of the time until the rows of a landed file are visible.
 
-The limits are the numbers of runs and of seconds until the rows of this file are visible. Only a soak (a run with
+One limit is a number of runs, and the other limit is a number of seconds. Only a soak (a run with
 `TIDEMARK_SCALE` above 1) checks the limit in seconds.
 """
 BY_TIME = {"checkpoint", "expire", "publish"}
@@ -70,7 +71,7 @@ def producers(folder: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
 
 
 def live(product: Product, watch: Watch, random: Random) -> None:
-    """Kill one process after another, and wait between the kills. The kinds of processes alternate."""
+    """Kill one process after another, and wait between the kills. Successive kills end processes of different kinds."""
     began = time.monotonic()
     kinds = [*KINDS] * -(-KILLS // len(KINDS))
     done = 0

@@ -59,7 +59,7 @@ class Story:
         return self.steps[step].report.version
 
     def table(self, step: str) -> Table:
-        """Open the table as of the step."""
+        """Open the table at the version that existed after the step."""
         return Table.open(self.uri, at=self.version(step))
 
     def lines(self, *, late: bool) -> list[Line]:
@@ -82,14 +82,15 @@ def browser() -> Iterator[Browser]:
 def story(tmp_path_factory: pytest.TempPathFactory, spark: Spark) -> Story:
     """Return the access log after all jobs have run.
 
-    The log lands in pieces, and jobs run between the pieces. The last piece is late and has lines of every hour.
+    The log lands in pieces, and jobs run between the pieces. The last file of the log contains late lines, from every
+    hour of the log.
 
     | step | content of the table and its indexes |
     |---|---|
-    | landed | all lines except the late lines, and no index segments |
+    | landed | the table has all lines except the late lines, and no index segments |
     | compacted | all lines except the late lines, in one sorted run per window, and no index segments |
     | indexed | the same lines as in `compacted`, and index segments for every split |
-    | late | all lines, and the splits with late lines have no index segments |
+    | late | the table has all lines, and no index segment covers the splits with late lines |
     | half | as in `late`, with the windows of the first two days compacted |
     | whole | every window compacted, no split has a segment |
     | caught_up | every split has its segments |
@@ -121,7 +122,7 @@ def story(tmp_path_factory: pytest.TempPathFactory, spark: Spark) -> Story:
 
 
 def _pieces() -> dict[str, list[str]]:
-    """Return the log cut in the middle of hours, and a late file with every 23rd line of the whole log."""
+    """Return three files of the log, cut in the middle of hours, and a late file with every 23rd line."""
     lines = access_log_lines()
     early = [line for number, line in enumerate(lines) if number % 23]
     names = ("1.log", "2.log.gz", "3.log")

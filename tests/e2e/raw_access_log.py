@@ -89,7 +89,7 @@ def lines_of(rows: pa.Table) -> list[Line]:
 def _line(text: str) -> Line | None:
     # client ident user [time] "request" status bytes "referrer" "agent"
     parts = text.split('"')
-    if len(parts) != 7 or parts[6]:  # no field of this log contains a quote, so all quotes surround fields
+    if len(parts) != 7 or parts[6]:  # fields contain no quotes, so each quote begins or ends a field
         return None
     client, ident, user, day_and_time, zone = parts[0].split()
     status, size = parts[2].split()

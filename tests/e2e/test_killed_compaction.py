@@ -1,4 +1,4 @@
-"""A killed compaction job leaves the table unchanged or complete. The collector removes the rest."""
+"""A killed compaction job leaves the table unchanged or complete. The collector removes the job's other files."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def table(tmp_path: Path) -> Table:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("use", SparkUse)  # small work runs on Spark, or in the process that is killed
+@pytest.mark.parametrize("use", SparkUse)  # small work runs on Spark, or in the process that the test kills
 @pytest.mark.parametrize("instant", ["before", "after"])
 def test_a_compaction_killed_around_its_commit_is_finished_by_the_next_run(
     table: Table, spark: Spark, instant: str, use: SparkUse

@@ -37,7 +37,8 @@ ATTACK = "<script>document.title='owned'</script><img src=x onerror=\"document.t
 def table(tmp_path: Path) -> Table:
     """Return a table with two days of windows.
 
-    Some windows are compacted and indexed. The table also has later rows, and a commit with a hostile name.
+    Some windows are compacted and indexed. The table also has rows that were appended later, and a commit whose name
+    contains HTML.
     """
     made = Table.create(str(tmp_path / "clicks<b>"), SCHEMA, time_column="at", window="1h", indexes=[WORDS])
     for _ in range(3):
@@ -114,7 +115,7 @@ DAYS, LATE = 5, 7
 
 @pytest.fixture
 def visits(tmp_path: Path, spark: Spark) -> Table:
-    """Return a table with days of ingested and appended windows.
+    """Return a table with windows of several days. Some rows were ingested, and the other rows were appended.
 
     The first windows are compacted and then indexed. The later rows are neither compacted nor indexed.
     """

@@ -76,7 +76,7 @@ def test_the_steps_are_an_absent_a_complete_and_a_lagging_index(story: Story, in
         "compacted": (0, 84),
         "indexed": (84, 0),
         "late": (84, 84),
-        "half": (84, 84),  # segments also cover compacted rows that only moved
+        "half": (84, 84),  # segments also cover rows that a compaction only moved to another split
         "whole": (84, 84),
         "caught_up": (84, 0),
     }

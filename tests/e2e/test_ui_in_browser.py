@@ -70,8 +70,8 @@ sort_schema: value|timestamp/V2
 partitions: {{start: {start:%Y-%m-%dT%H:%M}}}
 """
 
-# A program in place of Java. The program counts the starts of Spark's Java. While the file `silent` exists, the program
-# waits.
+# A script that the test installs as the command `java`. The script counts how often Spark starts Java. While the file
+# `silent` exists, the script waits.
 JAVA = """#!/bin/sh
 case "$*" in *org.apache.spark.launcher.Main*) ;; *) echo started >> '{here}/javas' ;; esac
 while [ -e '{here}/silent' ]; do touch '{here}/begun'; sleep 0.2; silent=1; done
@@ -89,7 +89,7 @@ class Site:
     """Midnight of the current day. The windows of `ticks` begin `DAYS` days before `midnight`."""
 
     def range(self) -> str:
-        """Return the windows of all whole days, as a user types them."""
+        """Return the range of the windows of all whole days, in the text form that a user types."""
         first, last = self.midnight - dt.timedelta(days=DAYS), self.midnight - dt.timedelta(minutes=15)
         return f"[{first:%Y-%m-%dT%H:%M}...{last:%Y-%m-%dT%H:%M}]"
 
@@ -101,7 +101,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory, spark: Spark) -> Iterator[Site]:
-    """Return the UI over an access log with a compacted window, a report, and the uncompacted table `ticks`."""
+    """Return the UI with a partly compacted access log, a report, and the uncompacted table `ticks`."""
     folder = tmp_path_factory.mktemp("site")
     midnight = dt.datetime.now(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     with pytest.MonkeyPatch.context() as patch:
@@ -150,7 +150,7 @@ def _rows(midnight: dt.datetime) -> list[tuple[int, dt.datetime]]:
 
 
 def _full_windows(midnight: dt.datetime) -> list[dt.datetime]:
-    """Return eight windows before midnight. Dagster always plots these eight windows among the newest 120."""
+    """Return eight windows before midnight. Dagster plots the newest 120 windows, including these eight windows."""
     return [midnight - dt.timedelta(hours=4) + dt.timedelta(minutes=15 * n) for n in range(8)]
 
 
@@ -160,7 +160,7 @@ def _wrap_java(folder: Path, patch: pytest.MonkeyPatch) -> None:
     java.write_text(JAVA.format(here=folder, java=os.environ["JAVA_HOME"]), encoding="utf-8")
     java.chmod(0o755)
     patch.setenv("JAVA_HOME", str(folder / "java"))
-    patch.setenv("TIDEMARK_SPARK", "always")  # each job with work waits for that Java
+    patch.setenv("TIDEMARK_SPARK", "always")  # each job with work starts Spark, and thus the script
 
 
 def _free_port() -> int:

@@ -1,6 +1,6 @@
 """Write the golden clones, once: python -m tests.golden.make_golden_clones NAME
 
-The files are never rewritten, as in `make_golden` (`tests/integration/test_golden_clones.py`).
+The program writes the files once and never rewrites them (`tests/integration/test_golden_clones.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Write the golden Iceberg mirror, once: python -m tests.golden.make_golden_iceberg NAME
 
-The files are never rewritten, as in `make_golden` (`tests/integration/test_golden_iceberg.py`).
+The program writes the files once and never rewrites them (`tests/integration/test_golden_iceberg.py`).
 """
 
 from __future__ import annotations

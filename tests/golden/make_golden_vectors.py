@@ -1,6 +1,6 @@
 """Write the golden table of vector indexes, once: python -m tests.golden.make_golden_vectors NAME
 
-The files are never rewritten, as in `make_golden` (`tests/integration/test_golden_vectors.py`).
+The program writes the files once and never rewrites them (`tests/integration/test_golden_vectors.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Write the golden table whose windows changed, once: python -m tests.golden.make_golden_windows NAME
+"""Write a golden table with changed windows, only once: python -m tests.golden.make_golden_windows NAME
 
-The files are never rewritten, as in `make_golden` (`tests/integration/test_golden_windows.py`).
+The program writes the files once and never rewrites them (`tests/integration/test_golden_windows.py`).
 """
 
 from __future__ import annotations

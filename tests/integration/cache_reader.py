@@ -59,7 +59,7 @@ def cut(file: Path, random: Random) -> None:
 
 
 def renamed(file: Path, random: Random) -> None:
-    """Replace another entry with this file."""
+    """Rename the file to the name of a random cache entry, and thus replace this entry."""
     file.rename(random.choice(sorted(file.parent.glob("*.split"))))
 
 

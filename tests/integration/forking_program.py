@@ -34,14 +34,14 @@ PATIENCE_S = 300
 
 @dataclass(slots=True)
 class Report:
-    """The results that one process received from its calls."""
+    """The results of the calls that one process made."""
 
     acknowledged: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)
 
     def call(self, act: Callable[[], object], *keys: str) -> None:
-        """Make a call, and record its keys as acknowledged, or the kind of its error."""
+        """Make a call. Record its keys as acknowledged if the call succeeds, or else record the kind of the error."""
         try:
             act()
         except TidemarkError as error:
@@ -104,7 +104,7 @@ def before_the_first_put(uri: str, _: Path) -> dict[str, Any]:
 
 
 def with_rows_pending(uri: str, _: Path) -> dict[str, Any]:
-    """Fork with pending rows for which no call waits. Only the parent has the thread that writes these rows."""
+    """Call fork() while rows are pending. Only the parent has the thread that writes these rows."""
     writer = Table.open(uri).writer(options=WriterOptions(linger_ms=LONG_MS))
     writer.put(row("pending"), durable=False)
 
@@ -144,7 +144,7 @@ def alternately(uri: str, _: Path) -> dict[str, Any]:
 
 
 def the_same_rows(uri: str, _: Path) -> dict[str, Any]:
-    """Let both processes put the same row. A row that one process wrote must not count for the other."""
+    """Let both processes put the same row. Each process must write its own copy of the row."""
     writer = Table.open(uri).writer()
 
     def put(report: Report) -> None:
@@ -243,7 +243,7 @@ def by_multiprocessing(uri: str, _: Path) -> dict[str, Any]:
 
 
 def raw_log(uri: str, folder: Path) -> dict[str, Any]:
-    """Fork with a raw log writer and a second mandatory store, whose thread exists only in the parent."""
+    """Call fork() with a raw log writer. Only the parent has the thread for the second mandatory store."""
     log = RawLog([uri, (folder / "second").as_uri()])
     log.append("t", {"a": 0})
 
@@ -305,7 +305,7 @@ SCENARIOS = {
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     for scenario, uri, folder in json.loads(sys.argv[1]):
-        host = os.fork()  # much faster than a new interpreter, and no state of a scenario reaches the next one
+        host = os.fork()  # a fork is much faster than a new interpreter, and scenarios share no state
         if host == 0:
             try:
                 sys.stdout.write(json.dumps(SCENARIOS[scenario](uri, Path(folder))) + "\n")

@@ -1,4 +1,4 @@
-"""A helper that runs a job as a person or Dagster does: in a separate process with its own environment."""
+"""A helper that runs a job in a separate process with its own environment, as a user and Dagster do."""
 
 from __future__ import annotations
 

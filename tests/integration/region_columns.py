@@ -1,7 +1,8 @@
 """Region values computed with Spark's own functions, as a reference for `storage_core.write.region.spec`.
 
-Two kinds of values have no function in Spark. Only DuckDB evaluates SQL expressions, and Tidemark has its own hash of
-decimals with a precision above 18. For both kinds, the Spark workers run Tidemark's code on Arrow batches.
+Two kinds of values have no function in Spark. Spark cannot evaluate DuckDB's SQL expressions, and has no function for
+Tidemark's hash of decimals with a precision above 18. For both kinds, the Spark workers run Tidemark's code on Arrow
+batches.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _MOST_NATIVE_PRECISION = 18
 
 
 def region_column(field: RegionField, schema: pa.Schema) -> Column:
-    """Return a Spark column with the value of a region field. The column belongs to a frame with the table's columns.
+    """Return a Spark column with the value of a region field. The column is for a DataFrame with the table's columns.
 
     Needs a running session. The result does not depend on the session's time zone.
     """
@@ -40,7 +41,7 @@ def region_column(field: RegionField, schema: pa.Schema) -> Column:
 
 
 class _Source:
-    """A source column: its name, its Arrow type, and the forms in which transforms use it."""
+    """A source column with its name, its Arrow type, and its conversions to the types that transforms need."""
 
     def __init__(self, name: str, type_: pa.DataType) -> None:
         from pyspark.sql import functions as F  # noqa: N812  # the name that PySpark's users know
@@ -64,7 +65,7 @@ class _Source:
             return F.unix_micros(self.column)
         seconds = F.unix_date(F.to_date(self.column)).cast("long") * 86_400
         clock = F.hour(self.column) * 3600 + F.minute(self.column) * 60
-        return (seconds + clock) * 1_000_000  # seconds and smaller units do not change the parts that transforms use
+        return (seconds + clock) * 1_000_000  # no transform uses seconds or smaller units
 
     @property
     def date(self) -> Column:
@@ -74,7 +75,8 @@ class _Source:
         if pa.types.is_date32(self.type):
             return self.column
         day = F.lit(_DAY_US)
-        # All multiples of a day are exact. So only the division can cause a rounding error, which `round` removes.
+        # A float represents every multiple of a day exactly. So only the division can cause a rounding error, which
+        # `round` removes.
         days = F.round((self.micros - F.pmod(self.micros, day)) / day)
         return F.date_from_unix_date(days.cast("int"))
 

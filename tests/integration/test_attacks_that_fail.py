@@ -1,7 +1,7 @@
 """Regression tests for attacks that failed: links, names, pickles and scratch files.
 
-docs/threat-model.md lists the attacks that other files test. Sockets and command lines are tested in
-`test_neighbours_of_processes.py`.
+docs/threat-model.md lists further attacks, and names the test files that test these attacks. Sockets and command lines
+are tested in `test_neighbours_of_processes.py`.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class _Bomb:
 
 
 def _armed(mark: Path) -> pa.Schema:
-    """Return a schema that contains a pickled bomb in every form that any release of Arrow or pandas has unpickled."""
+    """Return a schema with pickled code in every form that Arrow or pandas has ever unpickled."""
     bomb = pickle.dumps(_Bomb(mark))
     extension = {b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": bomb}
     field = pa.field("a", pa.int64(), metadata=extension)

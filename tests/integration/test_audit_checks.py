@@ -63,7 +63,7 @@ def append(table: Table) -> None:
 
 
 def compact(table: Table, *, losing: bool = False) -> None:
-    """Compact as a job does. If `losing` is True, drop all rows."""
+    """Compact the table with the same plan, execution and commit as a job. If `losing` is True, drop all rows."""
     for operation in plan(table.refresh().snapshot):
         result = execute(table.store, operation, ids=SystemIds(), now_ms=1)
         kept = [each for each in result.actions if isinstance(each, Remove) or not losing]

@@ -1,7 +1,7 @@
 """A backfill of many short windows reports progress per chunk, and a second run repeats only the failed window.
 
-A damaged window fails alone. The test uses two days of 15-minute windows. `TIDEMARK_SCALE=15` runs the full proof: 30
-days, which are 2,880 windows.
+If one window is damaged, the backfill still completes the other windows. The test uses two days of 15-minute windows.
+`TIDEMARK_SCALE=15` runs the full proof: 30 days, which are 2,880 windows.
 """
 
 from __future__ import annotations

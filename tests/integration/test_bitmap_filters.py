@@ -102,7 +102,7 @@ FILTERS = {
     f"host = '{RARE}'": (1, 2, 3, 4),
     f"host in ('{RARE}', 'nowhere')": (1, 2, 3, 4),
     "host = 'host 3 that is nowhere'": (0, 0, 4, 0),
-    "host is null": (1, 1, 0, 5),  # the log contains null counts of zero for the other splits
+    "host is null": (1, 1, 0, 5),  # for each split without a null, the log contains the null count 0
     f"host between '{RARE}' and '{RARE} too'": (1, 2, 3, 4),
     f"host = '{RARE}' and c0 % 2 = 0": (1, 2, 3, 4),
     f"host = '{RARE}' or host is null": (2, 3, 2, 9),

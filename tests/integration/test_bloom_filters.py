@@ -58,7 +58,7 @@ def _rows(users: Sequence[int]) -> pa.Table:
 
 
 def left_out(path: str, column: str, values: Sequence[object]) -> int:
-    """Return the number of values that DuckDB excludes from all row groups by the filters alone."""
+    """Return the number of values that DuckDB can exclude from all row groups with only the Bloom filters."""
     probe = "SELECT bool_and(bloom_filter_excludes) FROM parquet_bloom_probe(?, ?, ?)"
     with duckdb.connect() as connection:
         answers = [connection.execute(probe, [path, column, value]).fetchone() for value in values]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 HOUR = 3600
 HOURS = (2, 3, 4, 6, 8, 12, 24)
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-NOON = 1_431_864_000  # 2015-05-17T12:00Z, the start of a window of each length except 8 and 24 hours
+NOON = 1_431_864_000  # 2015-05-17T12:00Z, at which a window starts, except with windows of 8 or 24 hours
 
 coarse = pytest.mark.parametrize("hours", HOURS)
 

@@ -154,7 +154,7 @@ def through_connect(server: str) -> dict[str, str]:
 
 
 def outputs(uri: str) -> list[tuple[bytes, Add]]:
-    """Return the live splits as bytes and as actions, without the random values."""
+    """Return the bytes and the `Add` action of each live split. Random values are replaced."""
     store = open_store(uri)
     return [nameless(store.get(add.path).data, add) for add in live_splits(Table.open(uri))]
 

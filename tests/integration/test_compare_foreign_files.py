@@ -1,4 +1,4 @@
-"""The program that compares imports of other projects' files with a second reader counts each kind of import once."""
+"""The comparison of Tidemark's imports of foreign files with a second reader counts each kind of import once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Threads write, flush, merge, sort, compact, collect and read one table, and a model checks the results of all reads.
 
-The test runs at each consistency level and records the history while it happens. `TIDEMARK_SCALE` makes the test run
-longer.
+The test runs at each consistency level, and records the history of all calls during the run. `TIDEMARK_SCALE` makes the
+test run longer.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def maintaining(ledger: Ledger, table: KeyedTable) -> list[Act]:
 
 
 def saw_everything(history: History) -> bool:
-    """Return True if the history has reads of every level, flushes and merges."""
+    """Return True if the history contains a read at every consistency level, a flush and a merge."""
     levels = {read.level for read in [*history.reads]}
     return levels == {*Level} and {mark.level for mark in [*history.marks]} == {Level.COMMITTED, Level.SNAPSHOT}
 

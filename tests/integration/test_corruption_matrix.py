@@ -7,7 +7,7 @@ The cases test the lessons 30 to 32, 41, 46, 47, 60 and 61. Four properties hold
 - `repair` restores all undamaged data in a new location.
 - `fsck` finds no damage in the new location.
 
-If a property cannot hold, the case below states the reason.
+If the test of a damaged object cannot require one of these properties, a constant below states the reason.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ DELETED_WITHOUT_TRACE = "nothing that is left tells that it was ever there"
 NO_CHECKSUM = "plain JSON that may be replaced at any time: a flip in a nonce or a metric reads as another legal value"
 NOT_NEEDED = "only what is merged or superseded needed it"
 
-# Damage that no check can see, with the reason. Except for `UNSEEN_ANSWERS`, readers give the same answer.
+# Kinds of damage that no check can detect, and the reason for each kind. Except for `UNSEEN_ANSWERS`, readers give the
+# same answer.
 INVISIBLE: Mapping[tuple[str, Damage], str] = {
     **{("lock", each): RESERVED for each in Damage},
     **{("probe", each): RESERVED for each in Damage},
@@ -63,8 +64,8 @@ SOMETIMES_INVISIBLE: Mapping[tuple[str, Damage], str] = {
     (name, Damage.BIT_FLIP): NO_CHECKSUM
     for name in ("last_checkpoint", "region_hint", "tags", "gc_candidates", "gc_boundary")
 }
-# Queries that return wrong answers without an error. A wrong answer without an error is possible only if nothing else
-# in the table refers to the object.
+# Queries that return wrong answers without an error. A query can only return a wrong answer without an error if no
+# other object of the table refers to the damaged object.
 UNSEEN_ANSWERS: Mapping[tuple[str, Damage], frozenset[str]] = {
     ("newest version", Damage.MISSING): frozenset({"scan", "search"}),
     ("last WAL entry", Damage.MISSING): frozenset({"latest", "get"}),
@@ -73,12 +74,13 @@ UNSEEN_ANSWERS: Mapping[tuple[str, Damage], frozenset[str]] = {
 UNNAMED: Mapping[tuple[str, Damage], frozenset[str]] = {
     ("tags", Damage.MISSING): frozenset({"tag"}),
 }
-# For each damaged object, the queries whose answers a repair cannot restore. All other answers are the same as before.
+# For each damaged object, the queries whose answers a repair cannot restore. Every answer that is not listed is the
+# same before the damage and after the repair.
 UNRECOVERABLE: Mapping[str, frozenset[str]] = {
     "live split": frozenset({"scan", "latest", "search", "search latest", "get"}),
     "split of older versions": frozenset({"older", "tag"}),
-    "vector": frozenset({"scan", "latest"}),  # no other object records the live rows of the split
-    "newest version": frozenset({"scan", "search"}),  # a later merge repeats the lost merge
+    "vector": frozenset({"scan", "latest"}),  # only this object records the live rows of the split
+    "newest version": frozenset({"scan", "search"}),  # a later merge repeats the merge of the lost version
     "unmerged WAL entry": frozenset({"latest", "search latest"}),
     "tail WAL entry": frozenset({"latest"}),
     "last WAL entry": frozenset({"latest", "get"}),
@@ -113,7 +115,7 @@ def noted() -> frozenset[tuple[object, str]]:
 
 @cache
 def victims() -> dict[str, str]:
-    """Return one object per kind. For a kind whose objects have different effects, return several objects."""
+    """Return one object per kind. Return several objects if their damage has different effects."""
     store = table().store
     found = [parsed for info in store.list("") if (parsed := parse(info.key)) is not None]
     by_kind = {kind: [each for each in found if each.kind is kind] for kind in KeyKind}
@@ -184,7 +186,7 @@ CASES = [(name, kind) for name in sorted(victims()) for kind in Damage]
 def test_every_kind_of_object_has_a_victim_but_those_of_clones_and_mirrors() -> None:
     kinds = {parsed.kind for key in victims().values() if (parsed := parse(key)) is not None}
     of_mirrors = {each for each in KeyKind if each.startswith(("delta", "iceberg"))}  # tested in `test_publishing.py`
-    # Clones are tested in `test_clones.py`, because a repair of a clone needs the source.
+    # `test_clones.py` tests clones, because the repair of a clone needs the source table.
     assert kinds == set(OF_TABLES) - {KeyKind.SOURCE} - of_mirrors
 
 
@@ -214,7 +216,7 @@ def test_of_a_split_that_is_read_by_ranges_every_damage_is_an_error_or_no_matter
     key, other = victims()[name], _other((name, kind))
     errors = 0
     drawn = draws.part_of(SEEDS, f"{name}, {kind}")
-    others = [each for each in SEEDS if each not in drawn]  # used if no drawn seed causes an error
+    others = [each for each in SEEDS if each not in drawn]  # used if no seed of `drawn` causes an error
     for number, seed in enumerate([*drawn, *others], start=1):
         damaged = copy_of(table().store, "damaged", _clock())
         damage(damaged, key, kind, seed=seed, other=other)
@@ -254,9 +256,9 @@ def test_every_answer_that_is_excused_is_lost_by_some_damage(name: str) -> None:
 class Judged:
     """The result of one damaged object: the findings about it, and the queries whose answers have changed.
 
-    For the damaged table, `silent` has the queries with other answers, and `failed` has the queries with errors.
-    `unnamed` has the queries whose errors do not name the object. For the repaired table, `lost` has the queries whose
-    answers have changed.
+    For the damaged table, `silent` contains queries with wrong answers without an error, and `failed` contains queries
+    that raise an error. `unnamed` has the queries whose errors do not name the object. For the repaired table, `lost`
+    has the queries whose answers have changed.
     """
 
     findings: tuple[Finding, ...]
@@ -293,7 +295,7 @@ def judged(case: tuple[str, Damage], seed: int = 1) -> Judged:
 
 @cache
 def _answers_of(objects: frozenset[tuple[str, bytes]]) -> dict[str, object]:
-    """Return the answers of a table with these objects. Many cases of damage lead to the same repaired objects."""
+    """Return the query results of a table with these objects. Different damage often leads to the same objects."""
     store = MemoryStore("repaired", clock=_clock())
     for key, data in objects:
         store.put(key, data, IfAbsent())
@@ -327,7 +329,8 @@ def _about(report: Report, named: set[str]) -> tuple[Finding, ...]:
 def _told_by(name: str) -> set[str]:
     """For a damaged part of a JSON checkpoint, return the keys of all JSON checkpoints.
 
-    If the damaged part is an intact part of another checkpoint, the finding has the key of a checkpoint.
+    A damaged part of one checkpoint may be equal to a part of another checkpoint. The finding then names the other
+    checkpoint.
     """
     if name != "json_checkpoint_part":
         return set()

@@ -52,7 +52,7 @@ def instance(kept_instance: DagsterInstance) -> DagsterInstance:
 
 
 def declared(root: Path, *said: str) -> Path:
-    """Declare one table per text. Each declaration ends with its text, and each table has one landed file."""
+    """Declare one table per text in `said`. A declaration ends with its text. Each table has one landed file."""
     folder = declare_tables(root, len(said) + 1)
     (folder / "t000.yaml").unlink()  # the table is keyed, so no file lands there
     for number, text in enumerate(said, 1):
@@ -65,7 +65,7 @@ def declared(root: Path, *said: str) -> Path:
 
 
 def definitions(folder: Path, *, others: bool = False) -> Definitions:
-    """Return the definitions. `others` adds the report, the SQL catalog and the alerts."""
+    """Return the definitions. If `others` is True, add the report, SQL catalog and alerts."""
     raw_logs, report = read_raw_logs(folder), REPORT_PATH if others else None
     return build_definitions(
         read_tables(folder), PipesLauncher(), raw_logs=raw_logs, report=report, catalog=others, alerts=others
@@ -73,7 +73,7 @@ def definitions(folder: Path, *, others: bool = False) -> Definitions:
 
 
 def started(repository: RepositoryDefinition) -> set[str]:
-    """Return the sensors and schedules that run by default, without the sensor that always runs."""
+    """Return the sensors and schedules that are on by default, except the sensor `DEAD_RUNS`, which is always on."""
     schedules = {each.name for each in repository.schedule_defs if each.default_status is DefaultScheduleStatus.RUNNING}
     sensors = {each.name for each in repository.sensor_defs if each.default_status is DefaultSensorStatus.RUNNING}
     return schedules | sensors - {DEAD_RUNS}
@@ -206,7 +206,7 @@ def test_what_needs_no_run_counts_as_materialized_once(tmp_path: Path, instance:
     assert found == {"2026-03-01T10:00", "2026-03-01T12:00"}
     assert events() == {"expired": 1, "compacted": 2, "ingested": 0}, "a file waits to be ingested"
     asked(repository, instance)
-    asked(definitions(folder).get_repository_def(), instance)  # as after a restart
+    asked(definitions(folder).get_repository_def(), instance)  # new definitions, as after a restart of the daemon
     assert events() == {"expired": 1, "compacted": 2, "ingested": 0}
 
 

@@ -29,7 +29,8 @@ PER_RUN = 96
 WINDOWS = max(PER_RUN, scaled(PER_RUN)) + 1
 RUNS = -(-WINDOWS // PER_RUN)
 
-# A code server, two runs and their jobs are Python processes, which take minutes on a busy machine.
+# The test starts Python processes for a code server, two runs and their jobs. These starts take minutes on a busy
+# machine.
 pytestmark = [
     pytest.mark.dagster,
     pytest.mark.spark,
@@ -85,7 +86,7 @@ def table(declaration: TableDeclaration) -> Table:
 @pytest.fixture
 def workspace(checkout: Path, history: Mapping[str, object]) -> Iterator[WorkspaceProcessContext]:
     (checkout / "history").mkdir()
-    coordinator = {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"}  # starts runs at once
+    coordinator = {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"}  # no queue of runs
     settings = {"telemetry": {"enabled": False}, "run_coordinator": coordinator, **history}
     target = ModuleTarget("pipelines.definitions", None, str(checkout), "pipelines.definitions")
     with (

@@ -18,7 +18,8 @@ from dagster import AssetKey, DagsterInstance
 from pipelines.instance import home, open_instance
 from tidemark import Table
 
-# A daemon, its code server, a run and its job are Python processes, which take minutes on a busy machine.
+# The tests start Python processes for a daemon, its code server, a run and its job. These starts take minutes on a busy
+# machine.
 pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(1200)]
 
 Land = Callable[..., Path]

@@ -295,7 +295,8 @@ def test_a_job_takes_what_components_declare_in_the_place_of_files(tmp_path: Pat
     assert Table.open(str(tmp_path / "warehouse" / "events")).snapshot.rows == 20
 
 
-# Run without unneeded libraries, in a project whose modules have the names of Tidemark's packages.
+# A program that blocks unneeded libraries. The program runs in a project whose modules have the same names as packages
+# of Tidemark.
 PROJECT = """
 import sys
 class Finder:

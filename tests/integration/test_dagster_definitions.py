@@ -208,11 +208,11 @@ def test_the_instance_uses_the_settings_of_the_package_or_those_put_into_its_fol
     assert folder == checkout / ".dagster"
     assert settings.resolve() == SETTINGS
     settings.unlink()
-    settings.symlink_to(Path("..") / "dagster.yaml")  # the layout of older checkouts
+    settings.symlink_to(Path("..") / "dagster.yaml")  # older checkouts of Tidemark have this symbolic link
     assert home(checkout, {}) == folder
     assert settings.resolve() == SETTINGS
     assert yaml.safe_load(settings.read_text())["python_logs"] == {"python_log_level": "INFO"}
-    home(checkout, {LOG_LEVEL: "DEBUG"})  # as `tidemark ui --verbose` does
+    home(checkout, {LOG_LEVEL: "DEBUG"})  # `tidemark ui --verbose` sets this log level
     assert yaml.safe_load(settings.read_text())["python_logs"] == {"python_log_level": "DEBUG"}
     home(checkout, {})
     assert settings.resolve() == SETTINGS
@@ -280,7 +280,7 @@ def test_the_window_that_is_open_now_has_a_partition(checkout: Path) -> None:
     keys = partitions_of(span).get_partition_keys(current_time=now)
 
     assert len(keys) <= 40_000
-    assert len(keys) > 40_000 - 96  # the start is aligned, so less than a day is lost
+    assert len(keys) > 40_000 - 96  # the start is at midnight, so less than a day is lost
     assert keys[0].endswith("T00:00")
     assert keys[-1] == partition_key(int(now.timestamp()) // 900 * 900) == partition_key(span.newest)
 
@@ -318,7 +318,7 @@ def test_a_backfill_outside_the_partitions_is_refused(
         chunks(access_log(checkout), start, end, chunk)
 
 
-# Run requests from the state of storage.
+# Tests of Dagster run requests that depend on the stored state of a table.
 
 
 def due(job: str, declaration: TableDeclaration) -> DueRun | None:
@@ -352,7 +352,7 @@ def test_an_index_that_the_table_does_not_have_yet_is_asked_for(checkout: Path) 
     assert found is not None
     assert found.indexes == (other,)
     assert f"{other} is new" in found.reason
-    Table.declare(declaration)  # the run also begins with this declaration
+    Table.declare(declaration)  # the maintenance run also applies this declaration first
     assert due("catch_up", declaration) is None
 
 

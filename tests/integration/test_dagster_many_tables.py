@@ -138,7 +138,8 @@ def test_an_idle_table_costs_one_request_a_look_and_what_is_new_is_seen_within_t
     for _ in range(4):
         requests.clear()
         assert ticks.tick() == []
-        # On a local disk, two more probes find that a table does not exist. The probes list no folder of a log.
+        # On a local disk, each absent table needs two more requests to detect that the table does not exist. The probes
+        # list no folder of a log.
         assert sum(requests.values()) <= len(tables) + 2 * absent
     landed = next(each for each in tables if each.landing)
     land_line(landed)

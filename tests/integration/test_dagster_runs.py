@@ -259,7 +259,7 @@ def test_a_run_with_nothing_to_do_leaves_the_metrics_of_the_one_that_did_it(
     run(defs, instance, "checkpoint")
     before = {asset: metrics_of(asset) for asset in ("ingested", "compacted", "checkpointed")}
     assert sum(map(int, map(str, before["ingested"].values()))) == LINES
-    again = run(defs, instance, "backfill", tags=HOURS)  # both steps run, because an idle step does not block another
+    again = run(defs, instance, "backfill", tags=HOURS)  # an idle step does not block the next step, so both run
     assert [metrics(again, f"access_log/{each}")["status"] for each in ("ingested", "compacted")] == [
         "nothing_to_do"
     ] * 2

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.dagster
 def test_dagster_validates_nothing_while_a_file_is_left_out(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (checkout / "tables" / "broken.yaml").write_text("name: broken\nuri: warehouse/broken\ncolumns:\n  a: strin\n")
 
-    runpy.run_module("pipelines.definitions")  # load the definitions as a daemon does
+    runpy.run_module("pipelines.definitions")  # a daemon loads the definitions in the same way
     monkeypatch.setenv("DAGSTER_IS_DEFS_VALIDATION_CLI", "1")  # `dagster definitions validate` sets this variable
     with pytest.raises(InvalidInput, match=r"tables/broken.yaml:4: field `columns.a"):
         runpy.run_module("pipelines.definitions")

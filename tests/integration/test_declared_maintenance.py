@@ -116,7 +116,7 @@ def test_each_change_of_rows_applies_the_file_and_a_location_has_its_own_setting
 
 
 def test_no_command_of_a_table_is_left_out() -> None:
-    """An ingest and a distribution apply the declarations themselves."""
+    """The commands `ingest` and `distribute` apply the declarations in their own code."""
     assert {*COMMANDS} - {*CHANGING} == {"ingest", "distribute"}
 
 

@@ -1,7 +1,7 @@
 """A `delete` runs concurrently with each Spark job that changes splits. No deleted row returns, and no row is doubled.
 
-First the tasks of a job finish. Then two concurrent deletes commit, and each of them matches rows of the other. The job
-commits last.
+In each test, the tasks of a job finish first. Then two concurrent deletes commit. Each of the two deletes matches rows
+that the other delete also matches. The job commits last.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ indexes: [{{name: by_kind, kind: bitmap, columns: [kind]}}]
 
 
 class Meanwhile(Spark):
-    """A launcher that uses the running session, and runs an operation once between tasks and the rest of the job."""
+    """A launcher that uses the running Spark session, and runs an operation once before a job commits."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         super().__init__(MASTER)

@@ -148,7 +148,7 @@ HINT, MANIFEST, NEXT_VERSION, BOUNDARY = 1, 2, 3, 4
 def keyed() -> str:
     """Make a keyed table with even numbers in one split. Readers read the split by ranges, and it has two row groups.
 
-    `flush_newer` later writes a tenth of the numbers again into generations.
+    Later, `flush_newer` writes one tenth of the rows again, as generations.
     """
     uri = f"memory://{uuid4()}"
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
@@ -191,7 +191,7 @@ def looked_up(table: Table, waves: Waves, key: int) -> tuple[object, list[tuple[
 def test_a_lookup_waits_five_times_for_a_row_of_the_base_and_less_for_a_newer_one(keyed: str, generations: int) -> None:
     if generations:
         flush_newer(keyed)
-    head = 7  # reads: hint, two manifests (one missing), two log entries, next version, boundary
+    head = 7  # requests for the hint, two manifests (one missing), two log entries, the next version and the boundary
     table, waves = opened(keyed)
     value, requests = looked_up(table, waves, 2)
     assert value is not None
@@ -279,13 +279,14 @@ def test_a_lookup_of_a_table_that_older_releases_wrote_waits_for_manifests_and_f
     assert len([key for _, _, key in waves.requests if key.endswith(BLOOM_FILE)]) == 1
     table, waves = opened(keyed)
     assert looked_up(table, waves, 0 + 20)[0] == 21
-    assert waves.number <= 9  # five round trips for manifests and filters, then index and entry
+    assert waves.number <= 9  # five round trips for manifests and filters, then the index and the WAL entry
 
 
 def test_reads_side_by_side_are_one_wave_whichever_ends_first(lines: tuple[Table, Waves]) -> None:
     """Test the recorder of requests.
 
-    A thread may also make requests for other work. These requests do not count as round trips of this work.
+    A thread may also make requests that do not belong to the recorded operation. These requests do not count as round
+    trips of the operation.
     """
     _, waves = lines
 

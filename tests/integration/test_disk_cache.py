@@ -89,7 +89,7 @@ def test_the_next_process_fetches_nothing_of_a_split(uri: str, cache: Path, s3_s
 
 
 def requested(server: S3Server, uri: str) -> list[str]:
-    """Return the requests to a table since the last reset, as kinds of requests and objects."""
+    """Return each request to a table since the last reset, as the kind of the request and the kind of the object."""
     root = urlsplit(uri).path + "/"
     found = []
     for each in server.front.seen:
@@ -154,7 +154,7 @@ def test_a_lookup_of_the_next_process_fetches_nothing_that_a_manifest_vouches_fo
     def asked() -> list[str]:
         s3_server.front.reset()
         opened = Table.open(uri)
-        for key in (1, 2, 4, 6, 8):  # 1 is missing, 2 deleted, 4 sorted, 6 in the newest generation, 8 in the base
+        for key in (1, 2, 4, 6, 8):  # key 1 is missing, 2 deleted, 4 sorted, 6 in the newest generation, 8 in the base
             assert opened.get(key) == (None if key in (1, 2) else {"id": key, "v": key})
         assert opened.scan(["id"], consistency="committed").to_arrow().num_rows == 999
         return requested(s3_server, uri)

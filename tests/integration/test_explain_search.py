@@ -179,11 +179,11 @@ def test_full_text_asks_the_filter_of_hits_only() -> None:
     table = indexed((30,), later=0)
     (index,) = table.explain_search("tide", index="words", filter="id > 3", analyze=True).indexes
     assert (index.judged, index.met) == (10, 8)
-    assert [each.how for each in index.sources] == ["segment"]  # its statistics cover all rows
+    assert [each.how for each in index.sources] == ["segment"]  # the statistics of the segment cover all rows
 
 
 def clustered(monkeypatch: pytest.MonkeyPatch) -> Table:
-    """Make a table with one vector index segment in clusters."""
+    """Make a table with a vector index segment that consists of clusters."""
     monkeypatch.setattr(layout, "FLAT_BYTES", 2**10)
     for defaults in (segment.train.__kwdefaults__, segment.build.__kwdefaults__):
         assert defaults
@@ -206,7 +206,7 @@ def test_by_selectivity_rows_are_scored_exactly_or_clusters_are_looked_into(monk
         return found
 
     before = source("id < 100")
-    assert (before.how, before.exact_up_to, before.matching) == ("segment", 100, None)  # only a run counts matches
+    assert (before.how, before.exact_up_to, before.matching) == ("segment", 100, None)  # only `analyze` counts matches
     assert before.clusters is not None
     assert before.clusters > 32
     few = source("id < 100", analyze=True)
@@ -214,7 +214,7 @@ def test_by_selectivity_rows_are_scored_exactly_or_clusters_are_looked_into(monk
     many = source("id < 101", analyze=True, nprobe=3)
     assert (many.how, many.matching) == ("segment", 101)
     assert many.probed is not None
-    assert 3 < many.probed <= before.clusters  # enough clusters for 40 candidates per row
+    assert 3 < many.probed <= before.clusters  # the search reads clusters until it has 40 candidates per requested row
     assert many.ranked is not None
     assert 10 <= many.ranked < 101
     free = source(None, analyze=True, nprobe=before.clusters)

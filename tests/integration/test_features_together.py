@@ -151,7 +151,7 @@ def test_what_is_forgotten_in_a_shallow_clone_is_named_in_its_source_until_that_
     kept_up(source)
     left = source.refresh().forget_report("n = 7").held
     assert {each.kind for each in left} == {"state", "manifest"}, "of splits that were compacted since: who knows"
-    why = "one of the 2 newest states needs the object. Run forget again after 1 more state"
+    why = "one of the 2 newest states needs the object. Forget again after 1 more state"
     assert {each.why for each in left} == {why}
     assert source.forget("n = 7").rows == 0
     collected(source)

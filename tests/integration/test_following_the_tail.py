@@ -1,4 +1,4 @@
-"""A reader follows the tail (`read.describe.Tail`) and is slower than merges, sorts and the collector."""
+"""A reader that follows the newest rows (`read.describe.Tail`) is slower than merges, sorts and the collector."""
 
 from __future__ import annotations
 

@@ -149,11 +149,11 @@ EXPLAINED: Mapping[str, Mapping[str, Sequence[str]]] = {
     "The records of the Avro file have no fields, so a table gets no column.": {
         "avro": ("tests/avro-files/no-fields.avro",),
     },
-    "The Avro type contains itself, and a table has columns of a fixed depth.": {
+    "The Avro type is recursive, but the columns of a table have a fixed depth.": {
         "avro": ("tests/avro-files/recursive.avro",),
     },
 }
-"""For each reason of a difference from a second reader, the ways of landing and the files with this difference."""
+"""For each reason to differ from a second reader, the landing formats and the files with the difference."""
 
 REASONS: Sequence[str] = (
     "the line is not valid JSON",

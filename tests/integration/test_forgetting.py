@@ -38,7 +38,7 @@ from tests.support.waves import WavesStore
 
 
 def _appended() -> Forgetful:
-    """Make a table with the person in base, indexes, older versions, quarantine and a raw log on three stores."""
+    """Make a table with a person's rows in all of its parts and in a raw log on three stores."""
     made = Forgetful.create(APPENDED)
     table = made.opened()
     table.append(made.rows(range(10)) + made.rows([100, 101], CANARY))
@@ -92,7 +92,7 @@ def _sorted_in_regions() -> Forgetful:
 
 
 def _in_json_checkpoints() -> Forgetful:
-    """Make a table with a multipart JSON checkpoint at every version. One row of the person is already deleted."""
+    """Make a table with a multipart JSON checkpoint at every version. One row to forget is already deleted."""
     made = Forgetful.create(replace(APPENDED, checkpoint_format="json-multipart", checkpoint_interval=1), raw_stores=0)
     made.opened().append(made.rows(range(10)) + made.rows([100, 101], CANARY))
     made.opened().append(made.rows(range(20, 25)) + made.rows([110], CANARY))
@@ -103,7 +103,7 @@ def _in_json_checkpoints() -> Forgetful:
 
 
 def _in_renamed_columns() -> Forgetful:
-    """Make a table where the person's column was renamed and another column now has its old name."""
+    """Make a table whose column `person` was renamed to `who`. A new column now has the name `person`."""
     made = Forgetful.create(replace(APPENDED, sort_schema=None, indexes=()), raw_stores=0)
     made.opened().append(made.rows(range(10)) + made.rows([100, 101], CANARY))
     made.opened().rename_column("person", "who")
@@ -275,7 +275,7 @@ def test_forgetting_again_does_what_the_report_asks_of_states(states: int) -> No
     made.opened().append(made.rows(range(3, 6)) + made.rows([100], CANARY))
     assert _times_until_nothing_is_asked(made) == (1 if states <= MOST_STATES else 2)
     made.opened().append(made.rows(range(10, 14)))
-    made.keyed.compact()  # a later state has other objects, so the test cannot check them after their removal
+    made.keyed.compact()  # a later state lacks the objects of this state, so these objects cannot be checked later
     made.opened().checkpoint()
     made.clock.now += RETENTION_MS + HORIZON_MS
     for _ in range(2):
@@ -320,7 +320,7 @@ def _times_until_nothing_is_asked(made: Forgetful) -> int:
 
 
 def _of_many_windows(windows: int) -> Forgetful:
-    """Make a table in which each row had its own split. An overwrite has removed all rows."""
+    """Make a table whose rows were each in a separate split. An overwrite has removed all these rows."""
     made = Forgetful.create(replace(APPENDED, indexes=()), raw_stores=0)
     hours = range(3600, 3600 * (windows + 1), 3600)
     made.opened().append(made.rows(hours) + made.rows([1], CANARY))

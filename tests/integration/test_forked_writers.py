@@ -1,4 +1,4 @@
-"""A process with an open writer loses no acknowledged row after a fork. The writer of the child writes nothing.
+"""A process with an open writer loses no acknowledged row after a fork. The writer in the child writes nothing.
 
 A separate program runs every scenario, because fork() is unsafe with the threads of a test run (decision 0011).
 """

@@ -1,4 +1,4 @@
-"""`tidemark fsck` and `tidemark repair`, as a person and a program use them."""
+"""Tests of `tidemark fsck` and `tidemark repair`, with output for people and with output for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables with changed windows that early 0.1 wrote still give the same answers."""
+"""Tables with changed windows, written by early 0.1 releases, still return the same answers."""
 
 from __future__ import annotations
 

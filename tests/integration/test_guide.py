@@ -190,7 +190,7 @@ def test_the_page_on_assets_does_what_it_shows(reader: Reader) -> None:
 
 @pytest.mark.spark
 def test_the_page_on_spark_does_what_it_shows(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # saves half of its CPU time
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # Java needs half the CPU time
     follow("7-spark", request.getfixturevalue("reader"))
 
 

@@ -68,12 +68,12 @@ def test_changes_end_at_the_version_of_the_table(table: Table) -> None:
     assert Table.open(table.uri, at=2).changes(0).read_all().num_rows == 2
 
 
-# Keyed tables: a restore undoes merged rows, and no merge applies them again.
+# Tests of keyed tables. A restore removes merged rows, and a later merge does not apply the same records again.
 
 
 @pytest.fixture
 def planes() -> KeyedTable:
-    """Make a table where version 1 has planes a and b, and version 2 has b deleted and c added."""
+    """Make a table of planes. Version 1 has the keys a and b. Version 2 no longer has b, and also has c."""
     table = KeyedTable(MemoryStore("planes")).create()
     put(table, {"tailnum": "a", "seats": 1}, {"tailnum": "b", "seats": 1})
     table.merge()

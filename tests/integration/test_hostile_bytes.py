@@ -60,9 +60,9 @@ def _signed_wal(body: bytes, length: int | None = None) -> bytes:
 
 
 def _claims_of_buffers(body: bytes) -> bytes:
-    """Return the stream with a claimed size of 10 GB in every LZ4 buffer.
+    """Return the stream, changed so that each LZ4 buffer has a length field of 10 GB.
 
-    Arrow writes this length before each buffer.
+    Arrow writes this length field before each buffer.
     """
     lz4_frame = struct.pack("<I", 0x184D2204)
     found, at = bytearray(body), body.find(lz4_frame)
@@ -102,7 +102,7 @@ def _split() -> tuple[MemoryStore, Add]:
 
 
 def _read_split(data: bytes, add: Add, *, whole: bool) -> object:
-    """Read forged bytes whose checksum is in the log, because an attacker may write the log's objects too."""
+    """Read forged bytes that match the checksum in the log, because an attacker may also write the log's objects."""
     store = MemoryStore("lies")
     store.put(add.path, data, Overwrite())
     named = Add(

@@ -47,7 +47,7 @@ JOB = ("jobs", "compact", "--table-uri", "warehouse/ticks", "--json")
 
 
 def _start(checkout: Path, command: tuple[str, ...]) -> tuple[subprocess.Popen[str], Path]:
-    """Start a command with pending work in its first window.
+    """Start a command. The first window that the command processes has pending work.
 
     Return the process, and the file that shows the start of the job.
     """
@@ -74,7 +74,7 @@ def _start(checkout: Path, command: tuple[str, ...]) -> tuple[subprocess.Popen[s
 
 @contextmanager
 def begun(checkout: Path, command: tuple[str, ...]) -> Iterator[subprocess.Popen[str]]:
-    """Start a command, wait until its job works under its lease, and kill all leftovers at the end."""
+    """Start a command, and wait until its job has taken the lease. At the end, kill all processes of the command."""
     process, mark = _start(checkout, command)
     try:
         while process.poll() is None and not mark.exists():
@@ -94,7 +94,7 @@ def is_released() -> bool:
 @pytest.mark.timeout(900)  # the processes load Dagster or Spark, on a machine that may be busy
 def test_ctrl_c_ends_the_whole_backfill_and_its_last_line_says_what_is_left(checkout: Path) -> None:
     with begun(checkout, BACKFILL) as process:
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the terminal and Dagster both signal the job
+        os.killpg(process.pid, signal.SIGINT)  # on Ctrl-C, a terminal signals the whole process group
         out, err = process.communicate()
 
     assert process.returncode == 130, err
@@ -138,7 +138,7 @@ def test_the_job_of_a_killed_run_ends_and_releases_its_lease(checkout: Path) -> 
 
 
 def ended(*errors: str | None, of: int) -> list[ChunkDone]:
-    """Return one finished chunk per error."""
+    """Return one `ChunkDone` object for each error in `errors`."""
     chunk = Chunk(HOURS[2], HOURS[3], 2)
     return [
         ChunkDone(

@@ -136,7 +136,7 @@ def test_an_import_names_the_file_and_the_row(tmp_path: Path) -> None:
 
 
 def _with_a_row_from_before(place: Path) -> tm.Table:
-    """Make a table with a row that current releases refuse. The row is written without the check that refuses it."""
+    """Make a table with a row that current releases refuse. The test writes the row below the check that refuses it."""
     columns = pa.schema([("id", pa.int64()), ("c", pa.string()), ("at", pa.timestamp("us", tz="UTC"))])
     table = tm.Table.create(str(place), columns, time_column="at", window="1h")
     times = pa.array([dt.datetime(2024, 1, 1, tzinfo=dt.UTC)] * 3, columns.field("at").type)

@@ -1,4 +1,4 @@
-"""Assets that are tables: every supported type as input and output, by partition, in real runs."""
+"""Tests of assets that are tables: all supported types as inputs and outputs, partitions, and real Dagster runs."""
 
 # No `from __future__ import annotations`: Dagster reads the annotations of assets.
 

@@ -186,7 +186,7 @@ def test_a_split_that_is_damaged_or_gone_is_noticed_by_the_next_search(table: Ta
     flipped = bytearray(data)
     flipped[len(data) // 2] ^= 1
     table.store.put(path, bytes(flipped), Overwrite())
-    with pytest.raises(Corrupt, match="checksum"):
+    with pytest.raises(Corrupt, match="expected xxh3-64"):
         found(table)
     table.store.put(path, data, Overwrite())
     assert len(found(table)) == len(fresh(table))

@@ -59,7 +59,7 @@ def kill_again_and_again(uri: str, folder: Path, kills: int) -> None:
         for number in range(kills):
             path = journal_of(str(folder), number, random.randrange(THREADS))
             end_one(writers, number, partial(far_enough, path, number), random.uniform(0.0, LONGEST_S))
-            with table.writer() as heir:  # until this claim, the last request of the killed writer may still arrive
+            with table.writer() as heir:  # before this claim, the killed writer's last request may still take effect
                 found = latest(reader)
                 if number % 2:
                     heir.flush()
@@ -147,7 +147,7 @@ class Watch:
 
 
 def settled(known: Seats, done: list[list[object]], under_way: list[object] | None, found: Seats, thread: int) -> Seats:
-    """Return the keys of a thread after its calls. If a call is unfinished, check that its outcome is possible."""
+    """Return the expected rows of a thread. If a call is unfinished, check that its outcome is possible."""
     for each in done:
         known = after(known, each)
     if under_way is None:
@@ -160,8 +160,8 @@ def settled(known: Seats, done: list[list[object]], under_way: list[object] | No
 def outcomes(known: Seats, called: list[object]) -> list[Seats]:
     """Return the possible results of a call without a recorded end. The unfinished call wrote no row or all rows.
 
-    The operation `gather` writes each row in a separate call, so any number of its first rows may be written. A call of
-    another thread may also have written some of these rows.
+    The operation `gather` writes each row in a separate call. A killed process may have written none, some or all of
+    its rows, in order. A call of another thread may also have written some of these rows.
     """
     operation, keys, number = called
     assert isinstance(keys, list)

@@ -1,4 +1,4 @@
-"""Landed files with false lengths or huge expansion become rows or rejections with a reason, in bounded memory.
+"""Landed files with false lengths or huge expansion are read, or rejected with a reason, in bounded memory.
 
 One process with limited address space reads all these files. If the process believed a false length, it would die.
 """
@@ -38,8 +38,9 @@ ADDRESS_SPACE = 6 * 2**30  # most of the address space is mapped and never touch
 ROOM_BYTES = 1000 * 2**20
 """The additional memory that each case may use.
 
-The largest consumer is a block of 32 Mi empty lines. Each line takes 28 bytes for its end, its number, and the decision
-to keep it. A line of 30 MB of commas takes 520 MB, and every other case takes less than 330 MB.
+The case that takes the most memory is a block of 32 Mi empty lines. Each empty line takes 28 bytes: for the end of the
+line, the number of the line, and a flag that keeps the line. A line of 30 MB of commas takes 520 MB, and every other
+case takes less than 330 MB.
 """
 
 
@@ -57,7 +58,7 @@ MILLION = 1_000_000
 
 
 class Case(NamedTuple):
-    """A file and its expected result. The result is a number of rows and a text in the reason of a rejection."""
+    """A file and its expected result. The result is a number of rows, and a part of the reason for a rejection."""
 
     format: LandingFormat
     make: Callable[[], bytes]
@@ -234,8 +235,8 @@ def make(folder: str) -> None:
 
 def measure(folder: str) -> None:
     """Read each case in this process, and print the results and the growth of the peak memory."""
-    # These limits are 1/32 of the real limits for expansion and memory, so that the test takes only seconds. A block of
-    # lines is smaller than the reduced limits.
+    # These limits are 1/32 of the real limits for expansion and memory, so that the test takes only seconds. The size
+    # of a block of lines is below these reduced limits.
     landing.ANY_RATIO_BYTES, parquet_files.MOST_VALUES = 2**25, 2**22
     confine(ADDRESS_SPACE)
     found, grown = {}, {}

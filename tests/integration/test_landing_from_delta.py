@@ -1,4 +1,4 @@
-"""delta-spark and delta-rs change a Delta table. Another table gets the Delta rows exactly once, version by version."""
+"""delta-spark and delta-rs change a Delta table. Tidemark's table gets each row once, in version order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOOKS = scaled(2)
 KILLED = 10
 """The minimum number of kills for each kind of table in a long run."""
 KILLS = {"rows": 6, "keyed": 20}
-"""The number of requests from one kill point to the next kill point. In a long run, the number is 1."""
+"""The number of requests from one kill point to the next kill point. A long run kills at every request."""
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string()), ("price", pa.float64())])
 APPEND = """
 name: rows

@@ -1,4 +1,4 @@
-"""A log of many versions on a local disk: opening, committing and publishing list none of its folders."""
+"""Tests of a log with many versions on a local disk. Opening, committing and publishing list no folder of the log."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_opening_committing_and_publishing_read_no_folder_of_many_files(tmp_path
     assert Table.open(uri, at=12).scan().to_arrow().num_rows == 12
     assert Table.open(uri).scan().to_arrow().num_rows == 21
     assert max(read_names, default=0) < 100
-    (log / version_key(0).rpartition("/")[2]).unlink()  # as the collector does
+    (log / version_key(0).rpartition("/")[2]).unlink()  # the collector also deletes this object
     assert table.log.exists()
     assert max(read_names, default=0) < 100
 

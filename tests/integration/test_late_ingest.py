@@ -39,7 +39,7 @@ COUNTED: dict[LatePolicy, tuple[int, int, int]] = {"accept": (60, 0, 0), "quaran
 def test_each_policy_counts_its_late_rows_and_loses_none_unasked(tmp_path: Path, spark: Spark) -> None:
     """The table has two files of 50 rows.
 
-    The times of the first 20 rows are within the last minutes. The times of the other rows are more than 2 h old.
+    The times of the first 20 rows are within the last minutes. Rows 21 to 50 have times that are more than 2 h old.
     """
     now = dt.datetime.now(dt.UTC)
     (tmp_path / "landing").mkdir()

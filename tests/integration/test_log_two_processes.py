@@ -33,8 +33,8 @@ READS = 5
 
 T = TypeVar("T")
 
-# One request in ten is refused, and the reply of one put in ten is lost after the put took effect. Reads are repeated,
-# as the S3 store does by itself, because a read changes nothing. Puts are never repeated.
+# One request in ten is refused, and the reply of one put in ten is lost after the put took effect. The test repeats
+# each refused read, because a read changes nothing. The S3 store does the same. Puts are never repeated.
 RATES: Rates = {
     PutFault.APPLIED_THEN_UNKNOWN: 0.05,
     PutFault.APPLIED_THEN_UNAVAILABLE: 0.05,
@@ -86,7 +86,7 @@ class HurriedClock:
 
 
 def append(uri: str, number: int, folder: Path) -> None:
-    """Append `COMMITS` splits in separate commits. The other process makes the snapshot of each commit outdated."""
+    """Append `COMMITS` splits in separate commits. Another process commits concurrently, so commits conflict."""
     writer = WRITERS[number]
     store = FaultStore(open_store(uri), seed=number, rates=RATES)
     log = TransactionLog(ReadingAgain(store), clock=HurriedClock())
@@ -96,7 +96,8 @@ def append(uri: str, number: int, folder: Path) -> None:
     snapshot = persistently(log, log.snapshot)
     for commit in range(COMMITS):
         snapshot = committed(log, snapshot, split(f"{writer}-{commit}"), told)
-        # A process that lost a race pauses. If the winner did not pause too, the loser would also lose the next races.
+        # A process that lost a race pauses. The process that won the race must pause too. Otherwise the other process
+        # would also lose the next races.
         SystemClock().sleep_ms(PAUSE_MS * log.ids.fraction())
     met = Counter(happening.step for happening in store.trace if happening.step is not None)
     (folder / f"{writer}.json").write_text(json.dumps({"told": told, "met": met}), encoding="utf-8")
@@ -193,8 +194,8 @@ def test_two_processes_of_many_commits_each_lose_none_and_leave_no_gap(uri: str,
     told, met = (sum((Counter(report[name]) for report in reports), Counter[str]()) for name in ("told", "met"))
     print(told, met)  # noqa: T201 -- shown by `pytest -rA`
     assert told["committed"] == len(expected)
-    # The writers must lose enough races to each other, and the stores must have enough faults. Without lost races and
-    # faults, this test would not test the claim in its name.
+    # Both processes must have enough commit conflicts, and the stores must inject enough faults. A run without
+    # conflicts and faults would not test the claim in the name of this test.
     assert told["overtaken"] + told["exhausted"] > 10
     assert met["PutFault.APPLIED_THEN_UNKNOWN"] + met["PutFault.APPLIED_THEN_UNAVAILABLE"] > 10
     assert met["PutFault.REFUSED"] > 10

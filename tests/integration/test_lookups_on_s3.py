@@ -18,7 +18,7 @@ SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64()
 ROWS = 2_000
 GENERATIONS = 10
 HEAD = 7
-"""Requests for hint, region manifest and its missing successor, two log entries, next version, and boundary."""
+"""The requests for the hint, two region manifests, two log entries, the next version and the boundary."""
 
 
 @pytest.fixture

@@ -290,7 +290,7 @@ def kill_jobs(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, times: int) 
 def as_the_job_takes_its_lease(
     s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, act: Callable[[], None], times: int = 1
 ) -> None:
-    """Call `act` up to `times` times while the job on the S3 table waits for its lease."""
+    """While the job on the S3 table waits for its lease, call `act` once per lease request, at most `times` times."""
     answer, first = s3_server.front.next_step, iter([True] * times)
 
     def next_step(seen: Seen) -> Step | None:

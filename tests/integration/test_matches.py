@@ -1,4 +1,4 @@
-"""Counting and ordering of search matches through `Table`: fetched data, behaviour on damage, and refusals."""
+"""Tests of counts and orders of search matches: the fetched data, damaged files and refused calls."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_a_split_may_have_none_of_the_rows_of_a_segment_that_could_answer_for_it
     for tag in ("x", "z"):
         table.append([(0, tag, "ebb")] * 40)
     table.catch_up()
-    [whole] = table.compact().splits  # the rows are sorted by tag, so each later split has rows of only one segment
+    [whole] = table.compact().splits  # rows are sorted by tag, so each merged split has rows of only one segment
     snapshot = table.commit_merge(table.merge([[whole]], target_bytes=400))
     assert len(snapshot.splits) > 1
     searched = Searched(store=table.store, snapshot=snapshot)

@@ -234,8 +234,8 @@ def test_nobody_has_to_run_optimize(tmp_path: Path) -> None:
         assert catch_up_due(declaration) is not None
         plan = catch_up.plan(table.snapshot, "tags")
         built = [catch_up.execute(table.store, item, ids=table.log.ids) for item in plan.work]
-        table.log.commit(table.snapshot, plan.actions(built), operation="CATCH UP")  # older releases merged no segments
-    due = catch_up_due(declaration)  # every split has a segment
+        table.log.commit(table.snapshot, plan.actions(built), operation="CATCH UP")  # older releases never merged them
+    due = catch_up_due(declaration)  # there is work although every split has a segment
     assert due is not None
     assert due.reason == "tags has 8 segments to merge"
     upkeep.catch_up(table)
@@ -417,7 +417,7 @@ def test_a_segment_whose_clusters_are_too_unlike_is_trained_again_once(monkeypat
     (after,) = trained(table)
     assert after.again
     assert after.clusters == before.clusters
-    assert retrain(table, every=False) == 0  # the same rows form similar clusters
+    assert retrain(table, every=False) == 0  # training on unchanged rows forms similar clusters
     patient = replace(definition, options={**definition.options, "retrain_imbalance_threshold": "1000"})
     assert retrain(with_points(1, 400, patient), every=False) == 0
 

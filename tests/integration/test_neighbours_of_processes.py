@@ -54,7 +54,7 @@ def listeners(pid: int) -> set[str]:
 
 
 def endpoints(pid: int) -> set[tuple[str, int]]:
-    """Return the same addresses with their ports."""
+    """Return the addresses and ports on which the process and its descendants listen."""
     sockets = set()
     for each in family_of(pid):
         with suppress(OSError):
@@ -198,7 +198,7 @@ def test_a_job_listens_on_the_loopback_only_and_no_command_line_of_it_holds_a_se
         found, lines = listeners(process.pid), command_lines(process.pid)
         answers = [answer_to_an_object(port) for _, port in endpoints(process.pid)]
         process.communicate()
-    assert len(lines) > 2  # the Java process, and the Python processes of its tasks
+    assert len(lines) > 2  # at least the Java process and its Python processes
     # A client without the secret cannot make the driver or the block manager read an object.
     assert [each for each in answers if each] == [b"Unknown challenge message"] * 2
     assert found

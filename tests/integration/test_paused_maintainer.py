@@ -1,7 +1,7 @@
 """A maintenance process is stopped (SIGSTOP) at each of its requests, while another process takes over and commits.
 
-When the stopped process wakes, its clock, heartbeat and plan are outdated. Only the log decides the result of the next
-actions of this process.
+When the stopped process wakes, its clock, heartbeat and plan are outdated. The transaction log decides whether the next
+requests of the stopped process succeed.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ VERSION = "_transaction_log/00000000000000000002.json"
 # The process stops before this request. After another process has committed, the stopped run continues and has this
 # result.
 STEPS = [
-    ("get _locks/merge.json", "held"),  # the lease is free at this request
-    ("put _locks/merge.json", "held"),  # another process has taken the free lease during the pause
+    ("get _locks/merge.json", "held"),  # the lease is free before this request
+    ("put _locks/merge.json", "held"),  # during the pause, another process takes the free lease
     ("get _locks/merge.json", "fenced"),  # this read checks the lease before the commit
     ("head _transaction_log/00000000000000000001.json", "fenced"),
     (f"put {VERSION}", "fenced"),
@@ -83,7 +83,7 @@ def take_over_and_commit(store: ObjectStore) -> None:
 
 
 def let_pause(uris: list[str]) -> list[tuple[str, str]]:
-    """Run the maintainer on the tables, and run the rival each time the maintainer stops.
+    """Run the maintainer on the tables. Each time the maintainer stops, run the other process, called the rival.
 
     Return the maintainer's output.
     """
@@ -108,7 +108,7 @@ def created(uri: str) -> str:
 
 
 def check(uri: str, told: str) -> None:
-    """Check that the log has the expected commits and the rival's lease.
+    """Check that the log has the expected commits, and that the stored lease is the lease of the other process.
 
     The log must have no commit of the fenced process.
     """

@@ -95,8 +95,8 @@ def name_of(number: int) -> str:
     return f"{number:064b}"[::-1]
 
 
-# A step contains the request before which the writer stops, or None. A step also contains the results of an append, a
-# flush, an append and a flush.
+# A step is a pair. The first element is the request before which the writer stops, or None for a stop between two
+# calls. The second element contains the results of four calls: an append, a flush, a second append and a second flush.
 STEPS: list[Step] = [
     (None, FENCED),
     (f"put wal/{name_of(3)}.arrow", FENCED),
@@ -112,8 +112,9 @@ STEPS: list[Step] = [
 ]
 
 
-# Over HTTP, the test covers only five steps. In these five steps, the writer stops between two calls or before one of
-# four puts. The four puts write a WAL entry, the Bloom filter, the manifest, and the version hint of the manifest.
+# Over HTTP, the test covers only five steps. In one of these steps the writer stops between two calls. In the other
+# four steps, the writer stops before a put. The four puts write a WAL entry, the Bloom filter, the manifest, and the
+# version hint of the manifest.
 ON_S3 = [STEPS[number] for number in (0, 1, 2, 8, 9)]
 
 

@@ -27,7 +27,8 @@ ROWS = 100
 VIEW_GETS = 6
 """GETs of a `latest` read.
 
-The GETs read the hint and manifest of the region, the end of its log, and the missing next version (two GETs).
+Two GETs read the hint and the manifest of the region. The other GETs look for the end of its log and for the next
+version.
 """
 SMALL_SPLIT_GETS = 1
 """The number of GETs of a split that is read whole, with its footer."""
@@ -67,9 +68,9 @@ def test_a_generation_is_opened_only_when_bounds_and_filter_admit_the_key(table:
     for number in range(GENERATIONS):
         flush(table, planes(number * ROWS, step=2))  # the generations have disjoint key ranges with only even numbers
     row = {"tail": "N00204", "seats": 204, "model": "x" * 50}
-    assert gets(table, "N00204") == (row, VIEW_GETS + 1)  # one GET reads the WAL entry of the matching generation
+    assert gets(table, "N00204") == (row, VIEW_GETS + 1)  # one more GET reads the WAL entry of the matching generation
     assert gets(table, "N00205") == (None, VIEW_GETS)  # the key is in a generation's bounds, but not in its filter
-    assert gets(table, "N99999") == (None, VIEW_GETS)  # the key is outside of the bounds of all generations
+    assert gets(table, "N99999") == (None, VIEW_GETS)  # the bounds of all generations exclude the key
     drop_copies(table)
     manifests = GENERATIONS
     assert gets(table, "N00204") == (row, VIEW_GETS + manifests + 1 + 1)  # one more GET reads the filter
@@ -312,7 +313,7 @@ def test_a_key_that_does_not_fit_is_refused_before_any_request(table: Table, tmp
 
 
 def test_lookups_in_several_versions_of_one_open_table_are_each_of_their_own(table: Table) -> None:
-    for first in (0, 200, 400):  # separate splits, which a state and the log list in different orders
+    for first in (0, 200, 400):  # three splits, in an order that differs between a state and the log
         flush(table, planes(first))
         merge(table)
     opened = Table.open(table.uri)

@@ -46,7 +46,7 @@ def test_steps_of_an_append_table_do_what_they_predicted(tmp_path: Path, spark: 
     table = windowed(str(tmp_path / "events"))
     opening = sum(Table.open(table.uri).store.requests.values())
     planned = run(Compact(table_uri=table.uri, dry_run=True), spark)
-    assert sum(planned.requests.values()) == opening  # the plan needs no other data
+    assert sum(planned.requests.values()) == opening  # the plan makes no request after the table is open
     debts = table.debt(Mode.FINALIZE)
     caught_up = run(CatchUp(table_uri=table.uri), spark)
     benefit, bytes_in, _ = predicted(caught_up)
@@ -73,8 +73,8 @@ def test_merge_and_sort_do_what_they_predicted(tmp_path: Path, spark: Spark) -> 
     )
     table.append([{"id": number, "name": "somebody"} for number in range(1000)])
     first = run(Merge(table_uri=table.uri), spark)
-    assert predicted(first) == (*done(first), None)  # the base has no rows from which the size of a row is estimated
-    for number in range(31):  # 31 is one more than the limit of unsorted generations
+    assert predicted(first) == (*done(first), None)  # the base has no rows, so the size of a row is unknown
+    for number in range(31):  # the limit is 30 unsorted generations
         table.append([{"id": 10_000 + 100 * number + each, "name": "somebody"} for each in range(100)])
     tidied = run(Sort(table_uri=table.uri), spark)
     assert predicted(tidied)[:2] == done(tidied)

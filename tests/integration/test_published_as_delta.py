@@ -44,7 +44,7 @@ MAPPED = 46
 
 
 class Story:
-    """A table with a long history that is published after each change.
+    """A table with a long history. The test publishes the table after each change.
 
     The object also contains the rows of a scan at each Delta version.
     """

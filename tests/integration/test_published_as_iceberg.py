@@ -85,7 +85,7 @@ def _table(uri: str, schema: pa.Schema = SCHEMA) -> Table:
 
 
 class Story:
-    """A table with a history that is published after each change.
+    """A table with a history. The test publishes the table after each change.
 
     The object also contains the rows of a scan at each published version.
     """
@@ -109,7 +109,7 @@ def _shown(location: str) -> StaticTable:
 
 @pytest.fixture(autouse=True)
 def _planned_by_pyiceberg(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let PyIceberg plan the scan, because Polars warns without its own planning package."""
+    """Let PyIceberg plan the scan. Without the package for its own planner, Polars would warn."""
     monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
 
 
@@ -311,7 +311,7 @@ def test_a_table_on_s3_is_read_as_iceberg_there(s3_server: S3Server) -> None:
     table = Table.create(uri, SCHEMA, time_column="at", window="1h", sort_schema="host|timestamp/V2")
     table.append(made(table, 0))
     done = table.publish("iceberg")
-    options = {"s3.endpoint": s3_server.endpoint, "s3.region": REGION}  # the environment contains the other options
+    options = {"s3.endpoint": s3_server.endpoint, "s3.region": REGION}  # the environment has all other options
     shown = StaticTable.from_metadata(str(done.location), options)
     assert plain(shown.scan().to_arrow().select(SCHEMA.names)) == plain(table.scan().to_arrow())
 

@@ -96,7 +96,7 @@ CONDITIONS = {
 
 @pytest.mark.parametrize("is_keyed", [True, False])
 def test_row_groups_that_a_condition_leaves_are_fetched(uri: str, *, is_keyed: bool) -> None:
-    """In the keyed table the key column orders the rows. The other table declares no order."""
+    """In the keyed table, the key column orders the rows. The table without a key declares no order of its rows."""
     rows = wide_rows().select(NAMES[:5])
     if is_keyed:
         schema = pa.schema([pa.field("c0", pa.int64(), nullable=False), *list(rows.schema)[1:]])

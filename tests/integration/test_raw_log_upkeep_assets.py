@@ -1,4 +1,4 @@
-"""The assets that heal and collect a raw log in a real Dagster instance, and the command on the same declaration."""
+"""Tests of the assets that repair and collect a raw log, in real Dagster runs and as commands."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ EVENTS = {"n": 1, "text": "a row"}
 
 
 def appended(reads: RawReads, *numbers: int, seed: int = 1, at: int = START_MS, ids: bool = False) -> None:
-    """Append a chunk and a segment per number, with a row for each table."""
+    """For each number in `numbers`, append a chunk in a separate segment. The chunk has one record for each table."""
     clock, limits = ManualClock(at), RawLimits(segment_ms=1)
     with RawLog([reads.stores[each] for each in RAW], clock=clock, ids=SeededIds(seed), limits=limits) as log:
         for n in numbers:
@@ -107,7 +107,7 @@ def test_queries_filters_and_searches_answer_as_they_do_after_distribution(name:
 
 
 def counted(reads: RawReads, name: str) -> tuple[Table, Callable[[], dict[str, int]]]:
-    """Return a table, and a function that returns the requests to the raw log since its last call."""
+    """Return a table, and a function that returns the requests to the raw log since its previous call."""
     raw = {each: MeteredStore(reads.stores[each]) for each in RAW}
     last: dict[str, int] = {}
 

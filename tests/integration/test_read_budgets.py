@@ -64,7 +64,7 @@ class Place:
 
     @contextmanager
     def costing(self, store: WavesStore) -> Iterator[Cost]:
-        """Yield the cost of the block. The cost is known only after the block."""
+        """Yield the requests and round trips of a `with` block. The cost is complete only after the block."""
         found = Cost()
         if self.front is not None:
             self.front.reset()
@@ -192,7 +192,7 @@ def near(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
 def test_a_cold_search_by_vector_fetches_a_part_of_its_segment_and_pages_of_vectors(near: Place) -> None:
     """Check these round trips in order.
 
-    1. The directory, the opening parts of the segment, and the footer of the split.
+    1. The directory, the first bytes of the index segment, and the footer of the split.
     2. The codes.
     3. The embedding pages.
     4. The rows.

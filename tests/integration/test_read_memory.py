@@ -15,7 +15,7 @@ from tests.support.s3_server import S3Server
 ROWS = rows_of(60_000, is_dense=False)
 FEW, MANY = 30, 180
 BOUND = 320 * 2**20
-"""The memory for prefetched data and the engine. A table six times as large needs no more memory."""
+"""The memory for prefetched data and the engine. A table of `MANY` splits needs no more than a table of `FEW`."""
 
 
 @pytest.fixture(scope="module")

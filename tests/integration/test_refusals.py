@@ -18,7 +18,7 @@ from storage_core.base.errors import InvalidInput, NotFound
 from storage_core.change.declaration import TableDeclaration
 from storage_core.table import Table
 
-Act = Callable[[Any], object]  # takes a table of type Any, because refused values do not fit the types
+Act = Callable[[Any], object]  # the parameter type is Any, because invalid values do not have the declared types
 
 AT = dt.datetime(2026, 1, 2, tzinfo=dt.UTC)
 SCHEMA = pa.schema(

@@ -126,8 +126,8 @@ def test_any_one_version_may_be_lost_and_every_row_is_there(whole: EveryKind) ->
         damaged = EveryKind(copy_of(whole.store, "one version less", whole.clock), whole.clock, whole.older)
         damaged.store.put(key, b"\x1f\x8bnot any more", Overwrite())
         target, outcome = repaired(damaged)
-        # The version of a merge may be lost while its records remain. Then the merge is repeated, and `latest` returns
-        # the same rows.
+        # A version file that records a merge may be lost while the records of the merged generations still exist. Then
+        # the merge is repeated, and `latest` returns the same rows.
         assert answered(target, "latest", "get") == {name: expected[name] for name in ("latest", "get")}, key
         number = _number(key)
         # A version with its own valid state opens without its version file.

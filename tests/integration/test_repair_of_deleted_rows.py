@@ -250,7 +250,7 @@ def test_of_a_compaction_and_a_merge_that_it_carried_over_the_rows_of_the_merge_
 ) -> None:
     """The compaction and the merge were planned on the same version.
 
-    The repair can derive the order of the rows from the files, because a compaction does not make a row newer.
+    The repair can derive the order of the rows from the files, because compaction does not change the age of a row.
     """
     table = KeyedTable(MemoryStore("planes")).create()
     with table.writer() as writer:

@@ -44,7 +44,7 @@ def declared(root: Path, window: str) -> Ingest:
 
 @pytest.fixture
 def changed(tmp_path: Path, spark: Spark) -> Table:
-    """Land a file of three hours. One hour is ingested in 15-minute windows, and the other hours in hourly windows."""
+    """Land a file with rows of three hours. One hour has 15-minute windows, and two hours have hourly windows."""
     (tmp_path / "landing").mkdir()
     lines = (f'{{"at": "2024-02-29T{10 + n // 60:02}:{n % 60:02}:00Z", "n": {n}}}\n' for n in range(180))
     (tmp_path / "landing" / "a.ndjson").write_text("".join(lines), encoding="utf-8")

@@ -212,7 +212,7 @@ def test_a_uri_with_a_secret_is_refused_without_repeating_it(
     for call in (Table.open, open_store, lambda uri: Table.create(uri, SCHEMA)):
         with pytest.raises(TidemarkError) as refused:
             call(written)
-        # The check ignores the source line of the test itself.
+        # The check does not search the test's own source line, which contains the secret.
         assert (
             "canary0" not in f"{refused.value} {refused.value!r} {refused.value.context} {refused.value.__context__!r}"
         )

@@ -150,7 +150,7 @@ def test_a_table_is_not_written_to_through_a_front_that_drops_conditions_but_can
 ) -> None:
     Table.create(uri, SCHEMA).append(ROWS)
     s3_server.front.ignore(*CONDITIONS)
-    other_name = uri.replace("127.0.0.1", "localhost")  # another URI, which this process has not probed yet
+    other_name = uri.replace("127.0.0.1", "localhost")  # this process has not yet probed this second URI
     table = Table.open(other_name)
     assert table.scan().to_arrow().num_rows == 1
     with pytest.raises(Unsupported, match="create_only"):

@@ -1,7 +1,7 @@
 """Tests of the query processes.
 
-The tests cover the events that end query processes, and their memory and files. The tests also cover a call that never
-ends.
+The tests cover how query processes end, how much memory they use, and which files they leave. The tests also cover a
+call that never ends.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def test_a_kept_process_that_was_killed_is_not_asked(table: Table) -> None:
 
 
 def test_a_process_that_is_killed_at_work_is_no_answer(table: Table) -> None:
-    table.append([{"a": 10, "s": "x" * 2**24, "l": []}])  # more than the buffer of a socket holds
+    table.append([{"a": 10, "s": "x" * 2**24, "l": []}])  # this row is larger than the buffer of a socket
     stream = table.scan(filter="a > 3").to_reader(2)
     (at_work,) = children()
     os.kill(at_work, signal.SIGKILL)
@@ -424,7 +424,7 @@ def test_a_process_that_lives_and_answers_nothing_is_ended(
 ) -> None:
     monkeypatch.setattr(process, "_PROGRAM", f"import os, signal, sys; {does}; signal.pause()")
     monkeypatch.setattr(process, "_WAKE_SECONDS", 1.0)
-    with pytest.raises(Unavailable, match=rf"did not start \(it {how}"):
+    with pytest.raises(Unavailable, match=rf"did not start \(the process {how}"):
         answered(table)
 
 

@@ -83,7 +83,7 @@ def test_a_second_search_indexes_only_the_rows_that_were_written_since(
         writer.put(rows_of(4, 1, "flood"))
         assert 3 not in ids(table)
         assert ids(table, "flood") == [4]
-        assert indexed(caplog) <= 7 + 1  # at most the last run of 7 rows is indexed again, with the new row
+        assert indexed(caplog) <= 7 + 1  # the search indexes the new row, and at most the previous run of 7 rows again
         near = table.search(vector=[0.0, 1.0], limit=4, consistency="latest").to_arrow().to_pylist()
         assert [row["id"] for row in near] == [0, 1, 2, 4]
         assert indexed(caplog) == 0, "vectors are compared as they are"
@@ -175,7 +175,7 @@ def test_each_level_finds_what_it_says_and_no_row_twice(tmp_path: Path) -> None:
 
 
 def test_rows_that_unmerged_records_hide_are_hidden_only_at_the_levels_that_read_these_records(tmp_path: Path) -> None:
-    """The segment is over splits that a compaction replaced, and one open table answers all levels in turn."""
+    """The segment covers splits that a compaction replaced. One open table serves all consistency levels."""
     table = table_at(tmp_path)
     with table.writer() as writer:
         for first in (0, 10):

@@ -1,4 +1,4 @@
-"""A hundred appends with a catch-up after each: segments per search, and rewrites per row."""
+"""Test searches and index segments over a hundred appends, each followed by a catch-up of the indexes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_a_search_asks_a_bounded_number_of_segments_over_a_hundred_appends() -> 
         if number % 20 == 19:
             table.compact()
     assert most <= 2 * FACTOR
-    assert table.retokenised == 400  # catch-ups have tokenized each row exactly once
-    assert written <= 3 * 400  # a row is written once per tier
+    assert table.retokenised == 400  # the catch-ups tokenized each row exactly once
+    assert written <= 3 * 400  # merges of segments write a row once per tier
     head = table.snapshot
     assert len(head.splits.values()) == 1  # from now on the log's manifests are in memory
     for query in ("tide", "ebb flood", '"spring tide"'):

@@ -24,7 +24,7 @@ SPLITS = 40
 ROWS = 3_000
 COLUMNS = 8
 MIB = 6
-"""The size limit of the cache in MiB, which is less than the table."""
+"""The size limit of the cache in MiB. The table is larger than this limit."""
 READS = scaled(2)
 CROWD = (16, 1, 1, 1, 1)
 """The number of threads of each process."""

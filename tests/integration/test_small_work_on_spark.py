@@ -91,7 +91,7 @@ def shared(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def contents(uri: str) -> tuple[list[Any], list[tuple[object, ...]]]:
-    """Return the rows in order, and the metadata of every split without its name."""
+    """Return the sorted rows, and the window, the number of rows and the size of every split."""
     table = Table.open(uri)
     found = table.scan().to_arrow().to_pylist()
     splits = [(each.windowStart, each.numRecords, each.size) for each in table.snapshot.splits.values()]

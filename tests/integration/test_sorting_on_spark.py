@@ -1,6 +1,6 @@
 """The step `sort` and `tidemark sort` give each region with pending work its own task and lease.
 
-Reads return the same rows.
+Reads return the same rows before and after the sort.
 """
 
 from __future__ import annotations

@@ -370,7 +370,7 @@ def streamed(session: SparkSession, folder: Path, uri: str) -> None:
 
 
 def copied(frame: DataFrame, checkpoint: Path, uri: str) -> StreamingQuery:
-    """Start a query that appends a stream to a table until it has all current rows."""
+    """Start a streaming query that writes the frame's current rows to a table, and then ends."""
     writing = frame.writeStream.format("tidemark").option("checkpointLocation", str(checkpoint))
     return writing.trigger(availableNow=True).start(uri)
 

@@ -1,4 +1,4 @@
-"""The errors of SQL name the fault and the next action. No text of DuckDB is in a message."""
+"""Each SQL error message names the fault and the next action of the user. No text of DuckDB is in a message."""
 
 from __future__ import annotations
 

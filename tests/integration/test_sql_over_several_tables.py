@@ -1,4 +1,4 @@
-"""One query over several named tables prunes each table where this is safe, and reads nothing else."""
+"""A query over several named tables skips splits of each table if the answer stays the same, and reads nothing more."""
 
 from __future__ import annotations
 

@@ -52,7 +52,8 @@ def at(minutes: int) -> dt.datetime:
 def changed(uri: str, **creating: Any) -> Table:
     """Make a table with splits of four schemas.
 
-    The earlier name of `number` was `n`. `text` is the second column with this name.
+    The earlier name of `number` was `n`. An earlier column `text` was dropped, and the present column `text` was added
+    later.
     """
     table = Table.create(uri, SCHEMA, **creating)
     days = [dt.date(2026, 1, 1), dt.date(2026, 1, 2), None]
@@ -137,7 +138,7 @@ UPKEEP: Mapping[str, Callable[[Table], object]] = {
 
 @pytest.fixture(params=UPKEEP)
 def table(request: pytest.FixtureRequest, tmp_path: Path) -> Table:
-    """Return the table of `changed` in one of several states of maintenance."""
+    """Return the table that `changed` makes, after one of several combinations of maintenance steps."""
     name: str = request.param
     creating: dict[str, Any] = {"time_column": "at", "window": "15m", "sort_schema": "timestamp/V2"}
     if name == "compacted":

@@ -153,7 +153,7 @@ def test_landed_files_of_a_table_that_is_not_made_yet_are_owed(place: Path, capf
     (line,) = [each for each in capfd.readouterr().out.splitlines() if each.startswith(" later")]
     assert "ingest 2" in line
     assert main(["metrics"]) == 0
-    assert 'tidemark_owed{table="later",step="ingest",unit="files"} 2' in capfd.readouterr().out
+    assert 'tidemark_pending{table="later",step="ingest",unit="files"} 2' in capfd.readouterr().out
     assert main(["report"]) == 0
     assert "ingest 2 files" in (place / "report.html").read_text()
 
@@ -446,7 +446,7 @@ def test_a_run_that_was_killed_in_its_checks_is_over_and_a_retry_of_these_alone_
     )
     instance.add_run(only_checks)
     instance.report_run_failed(only_checks)
-    instance.create_run_for_job(job, asset_selection=frozenset([key]))  # this run has planned checks
+    instance.create_run_for_job(job, asset_selection=frozenset([key]))  # the checks are planned, but have not run
     assert not last_failures_in(instance, ["web"])["web"].is_over
     assert job.execute_in_process(instance=instance).success
     assert last_failures_in(instance, ["web"])["web"].is_over

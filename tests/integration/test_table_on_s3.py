@@ -1,6 +1,6 @@
 """The whole life of a table on S3, where no object is a local file. This process and jobs in Spark tasks use the table.
 
-Each job runs in its own process, as for users. A Spark session of this process and its Python workers could have
+As in practice, each job runs in its own process. A Spark session of this process and its Python workers could have
 started before the credentials were in the environment.
 """
 

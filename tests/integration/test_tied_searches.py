@@ -65,7 +65,7 @@ def test_of_tied_rows_the_first_column_is_decoded_once_for_all_queries(
         assert found.column("name").to_pylist() == names(word)[1:3]
         whole = [each for each in decoded if each == (ROWS, ("name",))]
         assert len(whole) == (SPLITS if word == WORDS[0] else 0)
-        # A search decodes one page of every column for each of some rows. These rows may be among the best rows of
+        # A search decodes single pages only for some candidate rows. These rows may be among the best rows of
         # their split. For each of these rows, a search decodes one page of every column.
         assert sum(len(columns) for rows, columns in decoded if rows <= ROWS_PER_PAGE) <= 3 * SPLITS * len(SCHEMA)
         assert all(rows <= ROWS_PER_PAGE or columns == ("name",) for rows, columns in decoded)
@@ -102,4 +102,4 @@ def test_of_tied_rows_only_those_in_the_first_window_are_decoded(
     assert (len(table.snapshot.splits), len(table.snapshot.segments)) == (hours, 1)
     found = table.search("ebb", index="words", limit=3, cache_dir=tmp_path / "cache")
     assert found.column("at").cast(pa.int64()).to_pylist() == [0, 1, 2]
-    assert 0 < len(decoded) <= 3  # the first column and the rows, of one split
+    assert 0 < len(decoded) <= 3  # the first column and the rows of one split are decoded

@@ -29,7 +29,7 @@ START, END = "2015-05-01T00:00", "2015-05-01T04:00"
 
 
 class Interrupted:
-    """A launcher that calls the function `instead` before its second compaction. Jobs without work start no Spark."""
+    """A launcher that calls the argument `instead` before its second compaction. Jobs without work start no Spark."""
 
     def __init__(self, instead: Callable[[], None]) -> None:
         self._instead, self._jobs = instead, 0

@@ -41,7 +41,7 @@ HELD = [
     *("array_value(1.5::float, 2)", "map {'a': 1, 'b': null}", "{'a': 1, 'b': {'c': [date '9999-12-31']}}"),
     *("[uuid '12345678-1234-1234-1234-123456789012']", "map {1: 9::decimal(38, 2)}"),
 ]
-"""DuckDB values that tables and answers support. Other tests of a type also put its values into sets."""
+"""DuckDB values that tables and answers support. Tests of one type also use these values in sets."""
 
 _BIG = ("170141183460469231731687303715884105727::hugeint", "'-170141183460469231731687303715884105728'::hugeint")
 _ODD = (
@@ -56,7 +56,7 @@ _ODD = (
 )
 _AROUND = ("[{}]", "{{'a': {}}}", "map {{'a': {}}}", "array_value({})")
 OTHERS = [*_ODD, *(_AROUND[index % 4].format(each) for index, each in enumerate(_ODD[:16]))]
-"""DuckDB values that only some interfaces support. The other interfaces refuse these values."""
+"""DuckDB values that only some interfaces support. An interface that does not support a value refuses the value."""
 
 
 def names_of(expressions: list[str]) -> str:
@@ -140,7 +140,7 @@ def column_of(integers: list[int], type_: pa.DataType) -> pa.Array:
 def arrow_columns() -> dict[str, pa.Array]:
     """Return values of all Arrow types. The key of each entry is a description.
 
-    A table accepts the values whose description begins with `held`.
+    If a description begins with `held`, a table accepts the values.
     """
     long = column_of([0, 10**9], pa.decimal128(5, 2))
     least = dt.datetime(1, 1, 1, tzinfo=dt.UTC)

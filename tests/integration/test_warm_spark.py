@@ -149,7 +149,7 @@ def test_a_file_that_is_none_of_a_server_is_as_no_file(tmp_path: Path) -> None:
 
 @pytest.fixture
 def taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make the folder of the warm Spark writable for other users."""
+    """Create the folder for the warm Spark process with permissions that let other users write to it."""
     monkeypatch.setenv("TIDEMARK_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("TIDEMARK_SPARK_SERVER", raising=False)
     (folder := tmp_path / "cache-spark").mkdir()

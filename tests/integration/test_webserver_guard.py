@@ -42,7 +42,7 @@ Answer = tuple[int, str]
 
 
 class Served:
-    """A webserver on the loopback interface, and its instance."""
+    """A running webserver on the loopback interface, and the Dagster instance that it shows."""
 
     def __init__(self, instance: DagsterInstance, port: int) -> None:
         self.instance, self.port = instance, port
@@ -115,8 +115,8 @@ def test_the_ui_and_programs_are_answered_as_before(served: Served) -> None:
 @pytest.mark.parametrize(
     ("host", "origin"),
     [
-        (PUBLIC, f"https://{PUBLIC}"),  # the proxy keeps the host name
-        (f"{PUBLIC}:3000", f"http://{PUBLIC}:3000"),  # there is no proxy
+        (PUBLIC, f"https://{PUBLIC}"),  # the proxy passes the public host name
+        (f"{PUBLIC}:3000", f"http://{PUBLIC}:3000"),  # a browser without a proxy
         (None, f"https://{PUBLIC}"),  # the proxy sends the address of the webserver as Host
         (None, "https://proxied.example:8443"),
         ("localhost:8080", "http://localhost:8080"),  # through a forwarded port
@@ -233,7 +233,7 @@ def test_no_mutation_is_carried_out_by_its_address(served: Served, text: str) ->
         "application/x-www-form-urlencoded",
         "multipart/form-data; boundary=application/json",
         "text/plain",
-        "text/plain; a=application/json",  # Dagster searches for these words, and a browser checks the type
+        "text/plain; a=application/json",  # Dagster searches the whole header, and a browser checks only `text/plain`
         "text/plain; application/graphql",
         "",
         None,

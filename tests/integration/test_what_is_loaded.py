@@ -29,7 +29,7 @@ OURS = frozenset(
         *("storage_core.write.region.captured_regions", "storage_core.split.read"),
     }
 )
-REGIONS = "storage_core.write.region.captured_regions"  # without protobuf, because only tables with regions need it
+REGIONS = "storage_core.write.region.captured_regions"  # this module loads protobuf only for tables with regions
 READING = frozenset({"pyarrow.compute", "pyarrow.parquet", "storage_core.split.read"})
 UNMERGED = READING | {"google.protobuf", REGIONS}
 APPENDING = frozenset({"duckdb", "pandas", "pydantic"})  # pydantic validates the choice of --format
@@ -53,7 +53,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _loaded(program: str, *arguments: str, folder: Path = ROOT) -> set[str]:
-    """Return the heavy libraries and rarely needed modules that a program has loaded at its end."""
+    """Return the heavy libraries and rarely needed modules that are loaded when the program ends."""
     shown = f"print(*[name for name in {sorted(HEAVY | OURS)!r} if name in sys.modules])"
     ended = _run(f"import sys\n{program}\n{shown}", *arguments, folder=folder)
     assert ended.returncode == 0, ended.stderr

@@ -6,9 +6,9 @@ has its own keys and its own journal in the folder. The thread records each oper
 operation begins and after it is acknowledged.
 
 `… maintain URI FOLDER` merges, sorts, compacts and collects, each in its own thread. The program ends when the folder
-contains a file `stop`. Before the end, each thread except the sorter must have worked once. The program then prints the
-number of times that each thread has worked. The threads use no leases, so that the test also covers interference
-between two maintenance processes.
+contains a file `stop`. The program ends only after each thread except the sorter has worked at least once. The program
+then prints the number of times that each thread has worked. The threads use no leases, so that the test also covers
+interference between two maintenance processes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CALLS_OF_A_WRITER = 1_000_000
 PAUSE_S = 0.01
 """The longest pause between two calls of a thread.
 
-Calls may be rare, because the test only needs different points of interruption.
+The pauses may be long, because the test only needs many different points of interruption.
 """
 
 MAINTAINERS_PAUSE_S = 0.05

@@ -31,7 +31,7 @@ PATIENCE_S = 240.0
 
 
 def straggle(folder: str, large: int, item: Mapping[str, Any]) -> dict[str, Any]:
-    """Let the first attempt on the large window write its files and wait until another attempt has written."""
+    """Let the first attempt on the large window write its files, and wait until a second attempt has written."""
     answer = steps.merge_several(item)
     if _is_of(large, item):
         me = _attempt(folder)

@@ -1,4 +1,4 @@
-"""After any changes, every read of every version of an append table returns the rows of a plain list."""
+"""After any changes of an append table, reads of every version return the rows of a simple model in memory."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def _without(rows: Sequence[Row], columns: set[str]) -> pa.Table:
 
 
 def _cell(value: Any) -> Any:
-    """Return the bits of a float, so that zeros keep their sign and NaN equals NaN. Other values stay unchanged."""
+    """Return the bits of a float, so that zeros keep their sign and NaN equals NaN. Values of other types are kept."""
     if isinstance(value, float):
         return "nan" if math.isnan(value) else struct.pack(">d", value)
     return value

@@ -211,8 +211,8 @@ def test_every_read_equals_the_query_over_plain_rows(
         patch.setenv("TIDEMARK_CACHE_MIB", "1")
         chance = random.Random(seed)
         held = open_table()
-        rounds: list[tuple[Spoil, bool]] = [(nothing, False), (nothing, True)]  # first a cold cache, then a warm cache
-        if place == "elsewhere":  # tables on a local disk have no cache, and S3 uses the same cache
+        rounds: list[tuple[Spoil, bool]] = [(nothing, False), (nothing, True)]  # the first round fills the cache
+        if place == "elsewhere":  # local tables have no cache, and S3 has the same cache
             rounds += [(poison, False), (poison, True), (fill, False)]
         for spoil, is_held in rounds:
             spoil(cache, chance)

@@ -1,4 +1,4 @@
-"""Queries with LIMIT, ORDER BY or metrics of the log skip splits, and return the rows that DuckDB returns."""
+"""Queries with LIMIT or ORDER BY, or on statistics in the log, skip splits and return the same rows as DuckDB."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class History:
         ]
 
     def rewrite(self, which: int, added: pa.Table, dropped: int) -> None:
-        """Replace a split as a merge does. The new split lacks some of the rows and has some other rows."""
+        """Replace a split as a merge does. The new split lacks some rows of the old split, and has the rows `added`."""
         live = self.live()
         if live:
             split = live[which % len(live)]
@@ -121,7 +121,7 @@ class History:
 
 
 def multiset(table: pa.Table) -> Counter[str]:
-    # As text, because a NaN is not equal to itself.
+    # Rows are compared as text, because a NaN is not equal to itself.
     return Counter(repr(row) for row in table.select(COLUMNS.names).to_pylist())
 
 

@@ -1,7 +1,8 @@
 """An Avro file of any bytes is read or refused with a typed error, and the reading process survives.
 
-Some files are states, manifests and chunks of the raw log that are damaged and checksummed again. Other files are
-invented: they have recursive or endless schemas, or blocks and values whose lengths exceed the data.
+Some files are damaged states, manifests and chunks of the raw log whose checksums were computed again after the damage.
+The test generates the other files, with recursive or endless schemas, or with blocks and values whose lengths exceed
+the data.
 """
 
 from __future__ import annotations

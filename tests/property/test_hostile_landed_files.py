@@ -1,8 +1,8 @@
 """Random or damaged lines and files: each line becomes one row, or one rejection with file, line and reason.
 
-Hypothesis draws mixed valid and invalid lines of NDJSON and CSV. A separate process damages files of every format, also
-before compression, and reads the damaged files. `tests/integration/test_landed_bombs.py` tests the memory limits of
-files.
+Hypothesis draws mixed valid and invalid lines of NDJSON and CSV. A separate process damages files of every format, in
+some cases before the compression of the file. The process then reads the damaged files.
+`tests/integration/test_landed_bombs.py` tests the memory limits of files.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def _records(random: Random) -> pa.Table:
 
 
 def _odd_records(random: Random) -> pa.Table:
-    """Return tables that no writer makes: deep types, extension types, dictionaries of dictionaries, bombs."""
+    """Return a table that no writer makes, with very deep types, unusual types, or far more data than its size."""
     kind = random.randrange(5)
     if kind == 0:
         deep = pa.int64()

@@ -1,7 +1,7 @@
 """For any bytes of an index segment, a search returns the correct rows and scores or raises a typed error.
 
-Some bytes come from disk damage, which the checksum in the log reveals. Other bytes come from an attacker who may write
-segments, and who forges the bundle, its checksum and tantivy's checksum.
+Some of the bytes are disk damage, which the checksum in the log reveals. Some segments come from an attacker who may
+write segments. The attacker forges the bundle, the checksum of the bundle, and tantivy's checksum.
 """
 
 from __future__ import annotations

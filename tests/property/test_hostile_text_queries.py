@@ -77,7 +77,7 @@ SNIPPETS_SHARE = 0.1
 
 
 def query(chance: random.Random) -> str:
-    """Return a query: a chain of pieces, a piece with many wrappers, or nested pieces."""
+    """Return a random query: fragments in a row, a fragment in many brackets or operators, or nested fragments."""
     chain = "".join(chance.choices(PIECES, k=chance.randint(1, 12)))
     if chance.random() < 0.4:
         return chain

@@ -194,7 +194,7 @@ class KeyedTables(ChangingTable):
     @rule()
     def merge_everything(self) -> None:
         self.flush()
-        self.table.alter({"idle_after": "0s"})  # earlier writers left rows as well
+        self.table.alter({"idle_after": "0s"})  # so that the merge also takes the rows of earlier writers
         self.noted()
         while upkeep.merge(self.table):
             self.noted()

@@ -1,7 +1,8 @@
 """Late data on every path: each row is visible, in quarantine or dropped, as the policy requires, and never twice.
 
-Times are near the bound for late rows, at window edges, before 1970, in several zones, or null. A batch that spans
-windows is split before the write. The smallest and the largest time of each split lie in its window (lesson 29).
+Times are near the bound for late rows, at window edges, before 1970, in several zones, or null. If a batch has rows of
+several windows, the writer splits the batch by window before the write. The smallest and the largest time of each split
+lie in its window (lesson 29).
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Draw arrival times from the start of 1970 on. Some bounds for late rows therefore lie before 1970."""
+    """Choose an arrival time in or after 1970. Some bounds for late rows therefore lie before 1970."""
     arrived_ms = draw(st.sampled_from([1, 90_000, 1_431_857_103_517]))
     acceptance_ms = draw(st.sampled_from([0, 1, 60_000, 3_600_000]))
     bound = (arrived_ms - acceptance_ms) * 1000

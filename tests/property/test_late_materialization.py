@@ -36,7 +36,8 @@ GROUPS = 6
 class Sample:
     """Random rows in Arrow.
 
-    The same rows are in DuckDB, with their positions. Not a dataclass, because Hypothesis would print it.
+    DuckDB contains the same rows as the Arrow table, with the position of each row. Not a dataclass, because Hypothesis
+    would print it.
     """
 
     def __init__(self, rows: pa.Table) -> None:

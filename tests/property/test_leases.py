@@ -1,8 +1,8 @@
 """Three maintainers with separate clocks use leases on a failing store. Only commits with a valid lease may land.
 
-Steps are drawn in any order. Clocks drift, jump and stop. Replies are lost, puts arrive late or never, and reads are
-refused or torn. The lease object is lost, damaged or broken. A model records the commits of each token.
-`TIDEMARK_SCALE` increases the number of steps.
+Hypothesis chooses the steps of the test and their order. Clocks drift, jump and stop. Replies are lost, puts arrive
+late or never, and reads are refused or torn. The lease object is lost, damaged or broken. A model records the commits
+of each token. `TIDEMARK_SCALE` increases the number of steps.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Leases(RuleBasedStateMachine):
         except Fenced:
             assert lease.token <= highest, "only a token that is spent or overtaken is refused"
         except (CommitConflict, *FAILURES):
-            pass  # ten conflicts, or an unknown outcome. An invariant of this class checks the log
+            pass  # ten conflicts, or an unknown outcome. The `@invariant` method checks the log
         else:
             assert lease.token > highest
             assert dict(done.snapshot.fences)[RESOURCE] == lease.token

@@ -113,7 +113,7 @@ def test_a_location_is_one_place_or_refused_without_a_secret(written: str) -> No
 
 
 def _is_the_folder(written: str, store: LocalStore) -> None:
-    """Assert that the text leads to this folder. A path follows the rules of the system, and a URI is unescaped."""
+    """Assert that the text is a path or URI of this folder. A path is resolved, and a URI is unescaped."""
     path = store.uri
     if not written.lower().startswith("file:"):
         assert path == Path(written).resolve().as_uri()

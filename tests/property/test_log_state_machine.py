@@ -1,6 +1,6 @@
 """Commits of two writers, checkpoints, losses, crashes, restores and time travel happen in any order.
 
-A dictionary is the model.
+A dictionary is the model of the expected log.
 
 The dictionary predicts which commits land and which conflict. `TIDEMARK_SCALE` increases the number of steps.
 """

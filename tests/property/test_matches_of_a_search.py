@@ -1,4 +1,4 @@
-"""Counts, facets, orders and snippets of a search match the rows of a scan. Index and merge may lag."""
+"""Counts, facets, orders and snippets of a search match the rows of a scan. Some rows are not indexed or merged yet."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Records, flushes, sorts, merges and compactions happen in any order.
 
-The base is the dictionary, with one live row per key.
+The base of the table equals the model, a dictionary, and has one live row per key.
 
-Only the base is compared, by reads at `snapshot`, because reads at this level do not fold duplicates. Keys are
-composite, with texts and decimals. A table has windows over a key column, or no windows. In one map column of the
-table, a patch adds its entries to the existing map.
+The test compares only the base of the table. The test reads at level `snapshot`, because reads at `snapshot` do not
+fold duplicates. Keys are composite, with texts and decimals. A table has windows over a key column, or no windows. In
+one map column of the table, a patch adds its entries to the existing map.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ STEPS = st.lists(
 
 
 class Model:
-    """A table and a dictionary that get the same calls."""
+    """A table, and a dictionary that records the same changes as the table."""
 
     def __init__(self, *, windowed: bool) -> None:
         config = TableConfig(

@@ -1,4 +1,4 @@
-"""A merge moves and describes columns of any type correctly, compared with results of Python and DuckDB.
+"""A merge moves columns of any type and writes their statistics correctly, as Python and DuckDB confirm.
 
 See MC-1 to MC-4 and SS-5 of docs/architecture/compaction.md. `TIDEMARK_SCALE` tries more examples.
 """

@@ -40,11 +40,12 @@ def test_every_window_converges(load: Ingestion) -> None:
     assert done.finalized_windows == len(done.splits_per_window), "however large a window is"
     assert sum(done.bytes_per_window) == done.bytes_ingested == sum(load.rates) * load.split_bytes
     for count, size in zip(done.splits_per_window, done.bytes_per_window, strict=True):
-        # Mature splits have at least half the target size or half the rows. In addition, there are late splits.
+        # Mature splits have at least half the target size or half the rows. Besides its mature splits, a window can
+        # have late splits.
         by_rows = 2 * size // load.split_bytes * load.split_rows // load.settings.run_rows
         assert count <= 2 * size // TARGET + by_rows + 1 + load.settings.most_files
-    # Each byte is rewritten once per generation, and once for the run of its window. In addition, each late byte costs
-    # at most ten rewritten bytes.
+    # Compaction rewrites each byte at most once per generation, and once more into the sorted run of its window. In
+    # addition, each late byte costs at most ten rewritten bytes.
     assert done.write_amplification <= 1 + load.settings.generations + 1 / 0.1 + 1
 
 

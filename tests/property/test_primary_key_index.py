@@ -100,7 +100,7 @@ def row(key: Key, n: int) -> Row:
 class Judged:
     """A table, its expected rows, and a count.
 
-    The count is the sum, over all lookups, of the splits for which a lookup used the index.
+    For each lookup, the number of splits that the lookup read through the index is added to the count.
     """
 
     def __init__(self) -> None:

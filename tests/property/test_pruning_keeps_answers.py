@@ -44,7 +44,7 @@ from tests.support.scale import scaled
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 HOUR = 3600
 MOMENTS = [EPOCH + dt.timedelta(microseconds=each) for each in (-3_700_000_000, -1, 0, 1, 1_800_000_000, 3_600_000_000)]
-# The type of each column. The values are those at which orders, roundings and encodings can differ.
+# The type of each column. Two implementations can order, round or encode these values differently.
 POOLS: dict[str, tuple[pa.DataType, Sequence[Any]]] = {
     "n": (pa.int64(), [-(2**63), -(2**53) - 1, -3, -1, 0, 1, 2, 2**53, 2**53 + 1, 2**63 - 1]),
     "i": (pa.int32(), [-(2**31), -1, 0, 1, 16777217, 2**31 - 1]),
@@ -66,7 +66,7 @@ WIDE = pa.schema([*SCHEMA, *(pa.field(name, SCHEMA.field(alike).type) for name, 
 NUMBERS = [*POOLS["n"][1], *POOLS["f"][1], Decimal("0.1"), Decimal("1.005"), Decimal("123456789.12345679012345")]
 FAMILIES = {
     **dict.fromkeys(("n", "i", "f", "g", "w"), NUMBERS),
-    "z": NUMBERS[:-1],  # DuckDB has no decimal for 31 digits before the point and 14 after it
+    "z": NUMBERS[:-1],  # DuckDB does not support decimals with 31 digits before the point and 14 after the point
     "d": [0, 1, 1.05, Decimal("1.050"), Decimal("1.0500001"), math.inf, math.nan],
     "day": MOMENTS,
     "moment": [dt.date(1970, 1, 1), MOMENTS[4].astimezone(dt.timezone(dt.timedelta(hours=2)))],
@@ -162,7 +162,7 @@ def conditions(draw: st.DrawFn, names: Sequence[str] = tuple(POOLS), depth: int 
 
 
 class Sample:
-    """Splits with the statistics of their writer, ten per manifest. DuckDB has all rows with the number of their split.
+    """Splits with statistics, ten per manifest. DuckDB contains each row and the number of the row's split.
 
     Not a dataclass, because Hypothesis would print every field.
     """
@@ -225,7 +225,7 @@ def _described(group: pa.Table, number: int) -> Add:
 
 
 def assert_sound(sample: Sample, predicate: Predicate, matching: set[int]) -> None:
-    """Assert that no split with a matching row is pruned, and no manifest of ten splits with a matching row."""
+    """Assert that pruning keeps each split and each manifest that contains a matching row."""
     pruned = prune_table(sample.files, predicate, schema=WIDE, time_column="moment")
     kept = {number for number, keep in enumerate(pruned.keep.to_pylist()) if keep}
     assert matching <= kept
@@ -339,7 +339,7 @@ def matching(store: MemoryStore, splits: list[Add], condition: duckdb.Expression
 
 
 class Written:
-    """A table of many splits, and its rows in DuckDB without splits."""
+    """A table with many splits, and a DuckDB relation with all rows of the table."""
 
     def __init__(self, table: Table, rows: duckdb.DuckDBPyRelation) -> None:
         self.table, self.rows = table, rows

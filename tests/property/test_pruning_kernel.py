@@ -88,7 +88,7 @@ EXPRESSIONS = st.sampled_from(["(", "^a$"]) | st.lists(TEXTS, min_size=1, max_si
 
 @st.composite
 def texts(draw: st.DrawFn, column: str) -> tuple[str | None, str | None]:
-    """Draw bounds of a column in the form that writers use.
+    """Generate the minimum and maximum of a column as the texts that writers store.
 
     Some bounds are missing, have more digits than the type, or are not a value of the column.
     """
@@ -134,7 +134,7 @@ def comparisons(draw: st.DrawFn, about: list[str]) -> Compare:
 
 
 def _alike(column: str) -> st.SearchStrategy[Any]:
-    """Draw literals of any type in the column's family."""
+    """Generate literals of all types that can be compared with the column."""
     if column in ("n", "i", "f", "g", "d", "w", "z"):
         return INTEGERS | FLOATS | DECIMALS
     return DATES | MOMENTS | ZONED | NAIVE if column in ("day", "moment", "naive") else VALUES[column]
@@ -142,7 +142,7 @@ def _alike(column: str) -> st.SearchStrategy[Any]:
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[list[Add], Predicate]:
-    """Draw splits with a few known columns, and a condition on these columns."""
+    """Generate splits with statistics of one or two columns, and a condition on these columns."""
     about = draw(st.lists(st.sampled_from(SCHEMA.names), unique=True, min_size=1, max_size=2))
     leaf: st.SearchStrategy[Predicate] = st.one_of(
         *[comparisons(about)] * 4,

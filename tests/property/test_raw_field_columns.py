@@ -1,4 +1,4 @@
-"""Rows written by column become exactly the text of rows written one by one, for all types and values."""
+"""For all types and values, a batch in columns is stored as the same text as rows that are written one by one."""
 
 from __future__ import annotations
 

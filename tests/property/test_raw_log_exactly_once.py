@@ -1,7 +1,8 @@
 """After any events, each table has exactly one row per producer ID, and no acknowledged record is lost.
 
-Producers append to one store or both and repeat records. Distributors and collectors end at any request. A copy of the
-raw log is lost and then restored. Tables are added later. The model contains only the acknowledged IDs.
+Producers append to one store or both and repeat records. Distributors and collectors are killed at any of their
+requests. A copy of the raw log is lost and then restored. Tables are added later. The model contains only the
+acknowledged IDs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A reader at `latest` sees each acknowledged row once, in every way to read and after any sequence of events.
 
 Producers append through open writers, lose replies and repeat records with their own IDs. Copies are lost and healed.
-Distributors, merges and collectors end at any request. Other processes write, alter the schema and delete. After each
-step, the test compares every table with two results. The first result is the table's content after a full distribution.
-The second result is a model of the appended rows.
+Distributors, merges and collectors are killed at any of their requests. Other processes write, alter the schema and
+delete. After each step, the test compares every table with two results. The first result is the table's content after a
+full distribution. The second result comes from a model that contains the appended rows.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class _World:
 
 
 @settings(max_examples=scaled(12))
-@example([("append", 0, [1]), ("alter", 0, "parts"), ("append", 1, [0, 0, 1, 0])])  # patch after delete uses defaults
+@example([("append", 0, [1]), ("alter", 0, "parts"), ("append", 1, [0, 0, 1, 0])])  # a patch of a deleted row
 @given(STEPS)
 def test_each_acknowledged_row_is_read_once_whatever_happens_meanwhile(steps: list[tuple[str, object, object]]) -> None:
     world = _World(RawReads.create())

@@ -51,7 +51,7 @@ class Recording(Elsewhere):
 
 
 def opened(folder: Path) -> tuple[Table, Recording]:
-    """Return the table in a folder, and the recorder of its later reads. Only the log of the table was read before."""
+    """Return the table in a folder, and a store that records later reads. This function reads only the log."""
     store = Recording(folder)
     metered = MeteredStore(store)
     log = TransactionLog(metered, clock=SystemClock(), ids=SystemIds())

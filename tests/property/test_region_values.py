@@ -1,4 +1,4 @@
-"""A region value is the same from a Python row, an Arrow batch, any slice of the batch, and a promoted type."""
+"""A Python row, an Arrow batch, a slice of the batch and a promoted type result in the same region value."""
 
 from __future__ import annotations
 

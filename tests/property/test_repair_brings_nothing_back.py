@@ -39,8 +39,8 @@ DAMAGES = st.lists(
     max_size=3,
 )
 # Version 0 and one append come first, so that step numbers equal version numbers. This case repeats a reported defect.
-# Version 19 is a restore that removes the changes of versions 15 to 18. A state and more appends follow, up to version
-# 25.
+# Version 19 is a restore that removes the changes of versions 15 to 18. After the restore, the table writes a state,
+# and more rows are appended up to version 25.
 BEFORE: list[str | int] = [*["append"] * 13, "checkpoint", *["append"] * 4]
 RESTORED: list[str | int] = [*BEFORE, 14, "append", "checkpoint", *["append"] * 5]
 
@@ -49,7 +49,7 @@ RESTORED: list[str | int] = [*BEFORE, 14, "append", "checkpoint", *["append"] * 
 class _Table:
     """A table with one numbered row per split.
 
-    A step that is a number restores the version with this number. `rows` is indexed by version.
+    A step that is a number restores the version with this number. `rows[version]` contains the rows of that version.
     """
 
     store: MemoryStore = field(default_factory=lambda: MemoryStore("restores"))

@@ -102,8 +102,8 @@ def test_without_some_versions_every_row_is_there_once(steps: list[Step], lost: 
         table.take(step)
     newest = table.log.snapshot().version
     for version in sorted(lost):
-        # The newest file must not be the only lost file. Without the newest file, the table looks as if its version had
-        # never existed.
+        # The test damages the newest version file instead of deleting this file. Without the newest version file,
+        # nothing shows that the newest version ever existed.
         if version >= newest or data.draw(st.booleans(), label=f"damage version {version}, or lose it"):
             table.store.put(version_key(min(version, newest)), b"damaged", Overwrite())
         else:

@@ -1,4 +1,4 @@
-"""Windows, compared with Python's floor division (lessons 29 and 65)."""
+"""The window of a time equals the result of Python's floor division (lessons 29 and 65)."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from tests.support.scale import scaled
 
 @pytest.fixture(autouse=True, scope="module")
 def few() -> Iterator[None]:
-    """Make two segments of a tier enough for a merge."""
+    """Set the number of segments that start a merge to two."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(segment_merge, "FACTOR", 2)
         yield
@@ -131,7 +131,7 @@ class MovingRows(RuleBasedStateMachine):
     def collect(self, wait_ms: int) -> None:
         self.table.clock.now += wait_ms
         collect(self.table.store, self.table.log, clock=self.table.clock)
-        # Files of earlier executions may be deleted, because a job does not wait longer than the horizon.
+        # The collector may delete files of earlier executions, because a job must commit within the GC horizon.
         self.moving, self.indexing, self.changed = [], [], True
 
     @rule(back=st.integers(1, 8))

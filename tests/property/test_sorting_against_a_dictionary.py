@@ -180,7 +180,7 @@ class Model:
             try:
                 self.table.commit(snapshot, work, result)
             except CommitConflict:
-                return  # a restore came in between
+                return  # a restore committed before this merge
             taken = [each for generation in self.flushed[self.merged : result.merged.generation] for each in generation]
             self.bases.append(after(self.bases[-1], taken))
             self.merged = result.merged.generation

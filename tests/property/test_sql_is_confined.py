@@ -1,10 +1,10 @@
 """No statement from DuckDB's grammar and functions reads or writes anything except the table.
 
-Statements are made from every function of the engine, at every position of a query. The arguments of the functions
-refer to a canary file, a canary in the environment, a split and a listening socket. Further statements are nested
-queries, common table expressions, and statements that are not queries. Each of these statements also occurs as
-serialized text. Most statements are refused before they run. The test asserts that no answer contains a canary, no file
-changes and no connection arrives.
+The test generates statements with every function of the engine, at every position of a query. A canary is a secret text
+that no answer may contain. The arguments of the functions refer to a canary file, a canary in the environment, a split
+and a listening socket. The test also generates nested queries, common table expressions, and statements that are not
+queries. Each of these statements also occurs as serialized text. Most statements are refused before they run. The test
+asserts that no answer contains a canary, that all files stay unchanged, and that the socket receives no connection.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def test_every_function_of_the_engine_is_tried_with_a_file_and_with_a_canary(tra
 
 
 def test_the_trap_notices(trap: Trap) -> None:
-    """This is the control test: a DuckDB without confinement reads each of the canaries."""
+    """As a control, a DuckDB session without confinement reads the secret texts (canaries)."""
     import duckdb  # only used here
 
     with duckdb.connect() as connection:

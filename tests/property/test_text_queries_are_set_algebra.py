@@ -70,7 +70,7 @@ def boosted(one: Expected) -> Expected:
 ATOMS = st.sampled_from([*WORDS, '"beta"', "body:alpha"]).map(
     lambda text: Expected(text, word(text.removeprefix("body:")).rows)
 )
-# Signs are placed only before words, because tantivy ignores the sign in a group of one clause.
+# The signs `+` and `-` are placed only before words. If brackets contain only one clause, tantivy ignores its sign.
 SIGNED = st.lists(st.tuples(st.sampled_from(["+", "-", ""]), ATOMS), min_size=1, max_size=3)
 QUERIES = st.recursive(
     ATOMS | SIGNED.map(signed),

@@ -34,7 +34,7 @@ texts = st.lists(st.tuples(pieces, st.sampled_from(BETWEEN)), min_size=1, max_si
 
 @st.composite
 def searches(draw: st.DrawFn) -> tuple[list[str], list[str]]:
-    """Draw texts and search terms. Each search term is a part of one of these texts or of another text."""
+    """Generate texts and search terms. Each search term is a part of a text, which need not be a generated row."""
     rows = draw(st.lists(texts, min_size=2, max_size=6))
     wanted = []
     for _ in range(8):
@@ -121,7 +121,7 @@ def escaped(text: str) -> str:
 
 
 def prefixes(tokenizer: str, text: str) -> Iterable[str]:
-    """Return the prefixes of a text that a query allows before a star.
+    """Return the prefixes of a text that a query may contain before the wildcard `*`.
 
     Each prefix consists of plain characters of one word, or of ideographs.
     """

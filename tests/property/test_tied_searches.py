@@ -63,7 +63,8 @@ def _page(chance: Random) -> tuple[int, int, tuple[str | None, Callable[[Row], b
 def _batch(chance: Random) -> list[dict[str, Any]]:
     """Return rows.
 
-    Most rows have the same score. A seed makes the rows, because Hypothesis would draw too few rows.
+    Most rows have the same score. A seeded random generator makes the rows, because Hypothesis would generate too few
+    rows.
     """
     return [
         {
@@ -151,7 +152,7 @@ def test_of_a_keyed_table_with_generations(is_local: bool, seed: int, key: list[
     with tempfile.TemporaryDirectory() as folder:
         table = Table.create(_place(folder, is_local=is_local), schema, primary_key=key, indexes=INDEXES)
         for number in range(3):
-            first = 30 * number  # so that some rows of the batch before are rewritten
+            first = 30 * number  # each batch rewrites some rows of the previous batch
             rows = [{**row, "name": row["name"] or "", "n": n} for n, row in enumerate(_batch(chance), start=first)]
             with table.writer() as writer:
                 writer.put(rows)

@@ -1,8 +1,9 @@
 """Functions of a query need only a bounded amount of memory per row, for any nesting of functions.
 
 Nested calls ("towers") use every function of the engine that a query may call. The nested calls also use
-concatenations, casts, list functions and subqueries. The result of each call is an argument of the next outer call. A
-separate process runs the query. This process and its query processes must not take more memory than a query is allowed.
+concatenations, casts, list functions and subqueries. The result of each inner call is an argument of the call that
+encloses the inner call. A separate process runs the query. This process and its query processes must not take more
+memory than a query is allowed.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ LAYERS = (
 
 
 def towers(seed: str) -> Iterator[str]:
-    """Yield nested calls whose layers are known to need much memory. Also yield nested calls of any function."""
+    """Yield nested calls. Most calls are known to need much memory. The innermost call may be any function."""
     any_of = random.Random(seed)
     calls = [f"{name}({', '.join(['s'] * count)})::varchar" for name in sorted(SCALARS) for count in (1, 2, 3)]
     while True:

@@ -1,4 +1,4 @@
-"""Vector searches find what brute force finds, for any location of rows and any lag of index and merge."""
+"""A vector search returns the rows that brute force finds, also for rows that are not indexed or merged yet."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def require_exact(
 
 
 def coarsely(patch: pytest.MonkeyPatch) -> None:
-    """Use small windows without additional candidates, so that the encoded values alone decide the order."""
+    """Use small search windows, so that only the encoded values of the embeddings decide the order of the rows."""
     for name, value in (("FIRST_WINDOW", 2), ("FEW_ROWS", 0), ("FEW_SHARE", 0.0)):
         patch.setattr(f"storage_core.read.search.vectors.{name}", value)
     patch.setattr("storage_core.read.search.ranking.FIRST_WINDOW", 2)

@@ -77,7 +77,7 @@ class Ledger:
 
 
 class RecordedWriter:
-    """The writer of the region for one key letter. One thread writes rows, and a second thread may flush the writer."""
+    """A writer for the region of the keys with one letter. A thread writes rows. A second thread may flush."""
 
     def __init__(self, ledger: Ledger, table: KeyedTable, name: str, options: WriterOptions | None = None) -> None:
         """Claim the region."""
@@ -90,7 +90,7 @@ class RecordedWriter:
         ledger.letters[region.id] = name
 
     def write(self, keys: Sequence[str], *, deleted: Sequence[str] = ()) -> None:
-        """Put the keys with the next value, or delete the keys in `deleted`. Return after the acknowledgement."""
+        """Write one new value for all `keys`, or delete the keys in `deleted`. Wait for the acknowledgement."""
         value = next(self._ledger.values)
         begun, ended = self._history.stamp(), None
         try:

@@ -1,6 +1,7 @@
 """The seeds of a simulation.
 
-The number of seeds is a default times `TIDEMARK_SCALE`, or `TIDEMARK_SEED` selects only one seed.
+The number of seeds is a default number multiplied by `TIDEMARK_SCALE`. If `TIDEMARK_SEED` is set, the simulation uses
+only this seed.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def run_until_met(simulate: Callable[[int], Mapping[str, int]], wanted: Collecti
     Without the wanted events, a simulation would not test the code for them.
 
     For a seed, `simulate` returns the number of occurrences of each event. A change of the random choices can change
-    which seeds cause an event. Some seed always causes the event.
+    which seeds cause an event. Among the tried seeds, at least one seed must cause each wanted event.
     """
     met: Counter[str] = Counter()
     for seed in range(first, first + MOST_SEEDS):

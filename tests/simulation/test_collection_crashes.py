@@ -1,6 +1,6 @@
-"""Kill a collection of regions at each request, or let another process act before that request.
+"""Kill the collector of regions at each of its requests, or let another process act before that request.
 
-No row is lost or comes back.
+No row is lost, and no deleted row becomes visible again.
 
 The collection deletes the generation that the last merge merged. The collection also prunes deleted generations from
 the region's manifest (docs/architecture/collection.md).
@@ -89,7 +89,7 @@ def manifest(store: ObjectStore) -> RegionManifest:
 
 @cache
 def trace() -> tuple[str, ...]:
-    """Return the kind and key of each request of a collection without interference."""
+    """Return the kind and key of each request of a collector that no other process disturbs."""
     store = FaultStore(copy_of(start()))
     _collect(_process(store, 2))
     requests = tuple(f"{each.request.kind} {each.request.key}" for each in store.trace)
@@ -111,7 +111,7 @@ class Judged:
 
 
 def _judge(store: MemoryStore) -> None:
-    """Check the rows now, and again after all processes continued. In the end, nothing is left to prune."""
+    """Check the rows before and after the other processes continue. In the end, nothing is left to prune."""
     table = _process(store, 4)
     assert table.rows() == EXPECTED
     with table.writer() as writer:
@@ -185,7 +185,7 @@ def test_whatever_somebody_else_does_at_any_request_of_a_collection_no_row_is_lo
         store.at(number, lambda objects=objects: act(objects))  # type: ignore[misc]
         try:
             _collect(_process(store, 2))
-        except CommitConflict:  # without a horizon, the other process deletes objects that the collection will read
+        except CommitConflict:  # without a horizon, a rival deletes objects that this collector will read
             conflicts += 1
         judge(objects)
     assert (conflicts > 0) == (act is _other_collects), "only another collector is in the way"

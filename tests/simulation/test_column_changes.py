@@ -1,4 +1,4 @@
-"""Kill a column change at each of its requests. Also change columns at each request of another statement.
+"""Kill a column change at each of its requests. In other tests, change columns before each request of a statement.
 
 A column change is applied completely or not at all. The schema is committed as a whole, and no row depends on the
 progress of the change.

@@ -70,7 +70,7 @@ class Case:
     later: Callable[[int], bool] | None = None
 
     def meanwhile(self, objects: ObjectStore) -> None:
-        """Delete the `later` rows during the compaction, from another process."""
+        """In another process, delete the rows that `later` selects during the compaction."""
         if self.later is not None:
             _delete(_process(objects, 20), self.later)
 
@@ -82,7 +82,8 @@ def _few(n: int) -> bool:
 def _many(n: int) -> bool:
     """Return True for scattered rows.
 
-    A delete of these rows needs a deletion vector object. Every output stays below the high delete ratio.
+    A delete of these rows needs a deletion vector object. In every output split, the share of deleted rows is too small
+    for another compaction.
     """
     return n * n % 1_009 < 300
 
@@ -152,7 +153,7 @@ def compact(name: str, store: FaultStore, objects: MemoryStore) -> bool:
 
 @cache
 def trace(name: str) -> tuple[str, ...]:
-    """Return one text per request of an undisturbed run.
+    """Return one text for each request of a compaction without faults.
 
     The text is the key of a put, or empty for any other request.
     """
@@ -196,7 +197,8 @@ def _files(store: ObjectStore) -> set[str]:
 def test_a_compactor_may_end_at_any_request(name: str) -> None:
     decisive = max(number for number, key in enumerate(trace(name)) if _kinds([key]) == [KeyKind.VERSION])
     left: list[tuple[MemoryStore, bool]] = []
-    # Only a put changes the state. So one run ends before the first put, and each other run ends after one put.
+    # Only a put changes the state. So one run is killed before the first put. For each put, one more run is killed
+    # after that put.
     first, *_ = puts = [number for number, key in enumerate(trace(name)) if key]
     for number, side in [(first, CrashFault.BEFORE), *((each, CrashFault.AFTER) for each in puts)]:
         objects = copy_of(start(name))
@@ -209,7 +211,7 @@ def test_a_compactor_may_end_at_any_request(name: str) -> None:
         left.append((objects, committed))
     case = CASES[name]
     # If rows are deleted during the compaction, there is one more state: the last split exists, but the delete has not
-    # happened. In the last state, the version of the compaction exists.
+    # happened. In the last of these states, the log contains the version that the compaction committed.
     different = 1 + case.outputs + case.vectors + 1 + (case.later is not None)
     assert len(left) == different, "nothing, each split, each vector, and the version"
     for objects, committed in at_both_ends(left, lambda each: each[0]):

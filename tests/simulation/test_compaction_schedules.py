@@ -48,7 +48,7 @@ FEW_ROWS = CompactionSettings(run_rows=50)
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A compaction that has written its splits but is not committed yet. `store` is the store of its process."""
+    """A compaction that has written its splits but is not committed yet. The compaction's process uses `store`."""
 
     table: KeyedTable
     store: FaultStore
@@ -66,7 +66,7 @@ class Running:
 
 
 class World:
-    """One table, its processes, and its expected content. `met` counts the events."""
+    """One table, its processes, and its expected content. `met` counts how often each kind of event occurred."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)

@@ -96,7 +96,7 @@ class World:
         check(self.ledger.history, letter)
 
     def somebody(self, but: Process | None = None) -> Process:
-        """Return a random process. Maintainers are chosen rarely, so that unmerged records exist."""
+        """Return a random process. Maintenance processes are rare, so that unmerged records exist."""
         often = [each for each in self.processes[:-2] for _ in range(3)]
         return self.random.choice([each for each in (*often, *self.processes[-2:]) if each is not but])
 
@@ -169,7 +169,7 @@ class Process:
 
 
 def writing(world: World, name: str, minutes: int) -> Process:
-    """Return a process that writes to a region, flushes, and reads its writes, with a clock wrong by `minutes`."""
+    """Return a process that writes to a region, flushes, and reads its writes. Its clock is `minutes` wrong."""
 
     def with_writer(act: Callable[[RecordedWriter], None]) -> Callable[[Process], None]:
         def work(process: Process) -> None:

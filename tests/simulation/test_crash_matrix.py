@@ -41,7 +41,8 @@ class Operation:
     """An operation of one process on a table. The operations in `before` ran earlier.
 
     `decides` is the key whose put makes the operation visible. `decides` is None for an operation that writes only
-    derived objects, because readers see no change. `result` is a key that exists when the operation is complete.
+    derived objects, because readers see no change. `result` is the key of an object that the complete operation must
+    have written.
     """
 
     name: str
@@ -242,7 +243,7 @@ def test_a_process_may_end_at_any_request_and_others_go_on(operation: Operation)
 
 
 def table(operation: Operation) -> MemoryStore:
-    """Return a table with twelve splits from two commits, after the operations in `before`."""
+    """Return a table with twelve splits from two commits, and run the operations in `before` on the table."""
     store = MemoryStore("table", clock=ManualClock())
     log = log_on(store, seed=1)
     log.create(metadata(TableConfig(checkpoint_interval=9, indexes=(INDEX,))))
@@ -255,9 +256,10 @@ def table(operation: Operation) -> MemoryStore:
 
 
 def reference(operation: Operation, start: MemoryStore) -> tuple[Seen, Seen, list[str]]:
-    """Run the operation undisturbed.
+    """Run the operation without faults.
 
-    Return the view before and after the operation, and the key of each put. Other requests have an empty key.
+    Return the view before and after the operation, and the key of each put. For a request that is not a put, the key is
+    empty.
     """
     store = FaultStore(copy_of(start))
     before = seen(start)
@@ -303,7 +305,7 @@ def another_writer_goes_on(store: MemoryStore, expected: Seen) -> None:
 
 
 def the_next_process_finishes(operation: Operation, store: MemoryStore, after: Seen, head: int) -> None:
-    """Start the same work again. Assert that the work is done once, and that the table can be used afterwards."""
+    """Run the killed operation again. Assert that the operation takes effect once and the table stays usable."""
     operation.run(log_on(store, seed=5))
     readers_see(store, after)
     if operation.result is not None:

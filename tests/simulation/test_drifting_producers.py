@@ -101,7 +101,7 @@ class Receiver:
 
 @dataclass
 class Month:
-    """A simulated month of one table, with the product, the model, and the runs so far."""
+    """A simulated month: a project with one table, a model of the expected table, and the runs so far."""
 
     project: Project
     model: Model
@@ -186,7 +186,7 @@ class Month:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the status counts rows. The quarantine has an entry, or the table does not have the default rules."""
+        """Whether the status counts rows. Rows are counted if lines are in quarantine, or if files may drift."""
         return bool(self.model.quarantine) or self.project.may_drift
 
     @property
@@ -197,7 +197,7 @@ class Month:
         return bool(self.model.quarantine) and share > self.limit
 
     def check_alerts(self) -> None:
-        """Check that one alert reports each anomaly before the next run, and that no alert repeats a report.
+        """Check that exactly one alert reports each anomaly, and that this alert comes before the next run.
 
         An anomaly is reported again only after `FORGET_AFTER_MS` without this anomaly.
         """

@@ -1,6 +1,7 @@
 """Windows expire in one commit.
 
-At each request of an expiry, kill the expiry or let another process act. No retained row changes.
+Before each request of the process that expires windows, kill this process or let another process act. No retained row
+changes.
 
 If a compaction commits first, the expiry plans again and removes the outputs of the compaction. If the compaction
 commits second, the compaction conflicts and restores no expired row. Rows that arrive late for an expired window are
@@ -168,7 +169,7 @@ def _compacts(store: ObjectStore) -> None:
 
 
 def _deletes(store: ObjectStore) -> None:
-    """Delete each row that is 10 seconds after the start of its window. The row is the only row of its split."""
+    """Delete each row whose `id` is at least 10. Each of these rows is the only row of its split."""
     table = _process(store, 7)
     adds = [add for add in table.snapshot.splits.values() if read_split(store, add)["id"].to_pylist()[0] >= 10]
     marked = [replace(add, deletionVector=inline([0])) for add in adds]
@@ -196,7 +197,7 @@ def _operations(store: ObjectStore) -> list[str]:
 def _met(act: Callable[[ObjectStore], None]) -> Iterator[tuple[MemoryStore, bool]]:
     """Let another process act at each request of an expiry.
 
-    Yield each resulting store, and whether the other process committed first.
+    For each request, yield the store after both commits, and whether the other process committed before the expiry.
     """
     for number in range(requests()):
         left = copy_of(start())
@@ -269,7 +270,7 @@ def test_a_table_that_changes_under_every_attempt_is_left_alone_with_a_conflict(
     store = copy_of(start())
 
     class Busy(ManualClock):
-        """A clock that commits a delete for another process in each attempt, after the job read the newest version."""
+        """A clock for the job. In each attempt of the job, another process commits a delete when the clock is read."""
 
         job: JobRun[Expire] | None = None
 

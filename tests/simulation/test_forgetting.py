@@ -1,9 +1,10 @@
-"""Kill an erasure at each of its requests, and run it again.
+"""Kill an erasure at each of its requests, and run the erasure again.
 
-Also run another operation at each request of the erasure. Also run the erasure at each request of another operation.
+In other tests, a second operation, such as an append or a merge, runs at each request of the erasure. The erasure also
+runs at each request of the second operation.
 
-After every order of these operations, the table has the rows of all persons except the erased person. The report is
-correct.
+In whatever order the operations commit, the table then has the rows of all persons except the erased person. The report
+is correct.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _forget(made: Forgetful, store: FaultStore | None = None) -> object:
 
 
 def _require_forgotten(made: Forgetful, others: set[int]) -> None:
-    """Assert that exactly the persons `others` exist.
+    """Assert that the table contains exactly the rows with the numbers `others`.
 
     After all retention periods, no data of the erased person may be left.
     """
@@ -153,7 +154,7 @@ PERSON = {100, 110}
 
 @pytest.mark.parametrize(("theirs", "kind"), [(name, kind) for name in OTHERS for kind in KINDS[name]])
 def test_others_commit_at_any_of_its_requests(theirs: str, kind: str) -> None:
-    """Test a row of the conflict table. The erasure plans again, and both operations commit."""
+    """Test a row of the conflict table. Another operation commits first. The erasure then plans again and commits."""
     for number in _deciding(kind):
         made = _copy(kind)
         meanwhile = _At(number, lambda made=made: OTHERS[theirs](made))  # type: ignore[misc]
@@ -166,8 +167,9 @@ def test_others_commit_at_any_of_its_requests(theirs: str, kind: str) -> None:
         require_sound(made.table_store)
 
 
-# ok: the other operation commits. abort: if the erasure committed in between, the other operation commits nothing and
-# plans again. A commit of an index is aborted only if all rows that it indexed were rewritten.
+# "ok" means that the operation commits after the erasure. "abort" means that the operation commits nothing and plans
+# again if the erasure committed during the operation. A commit of an index is aborted only if all rows that it indexed
+# were rewritten.
 OK = ("append", "delete", "forget", "update", "overwrite", "upsert", "restore")
 ABORT = ("compact", "index", "merge", "expire")
 COLUMN = dict.fromkeys(OK, "ok") | dict.fromkeys(ABORT, "abort")
@@ -222,7 +224,7 @@ def _deciding(kind: str, name: str = "") -> list[int]:
 
 @cache
 def _puts(kind: str, name: str = "") -> Mapping[int, str]:
-    """Return the keys of the puts of the named operation (by default the erasure), by request number."""
+    """Return the key of each put of the operation `name`, by request number. By default, run the erasure."""
     made = _copy(kind)
     store = FaultStore(made.table_store)
     beside = _through(made, store)

@@ -58,7 +58,7 @@ class World(Protocol):
         ...
 
     def check(self, records: pa.Table) -> None:
-        """Assert that the records result in the written rows."""
+        """Assert that the records of the history contain exactly the rows that were written."""
         ...
 
 
@@ -150,7 +150,7 @@ class Reader:
         return self.world.table.log
 
     def read(self) -> None:
-        """Read the next page in a new process, or the first page of a new history."""
+        """Read the next page of the history in a new process. Before the first page, start a new history."""
         if not self.begun:
             self._begin()
         page_bytes = self.random.choice(self.sizes)

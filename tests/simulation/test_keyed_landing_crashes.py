@@ -1,6 +1,7 @@
 """Kill an ingest into a keyed table at each request. After the next run, each record is applied once.
 
-A record that is applied a second time would overwrite the row that a writer put in between.
+Between the two runs, a writer puts rows. If the second run applied a record again, the record would overwrite a row of
+the writer.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def test_a_run_may_end_at_any_request(tmp_path: Path, order: str | None) -> None
 
 
 def having(landing: KeyedLanding) -> set[int]:
-    """Return the row keys whose regions already contain the files of the killed run."""
+    """Return the keys whose region has recorded that the killed run applied its landed files."""
     snapshot = landing.log.snapshot()
     rows = pa.table({"id": pa.array(KEYS, pa.int64())})
     routed = route(snapshot.table_id, snapshot.config.region_specs[-1], rows)
@@ -136,7 +137,7 @@ def test_files_that_land_after_the_crash_do_not_hide_the_files_before_it(tmp_pat
 def test_two_runs_that_race_apply_each_record_once(tmp_path: Path, *, more: bool) -> None:
     """At every third request of one run, another run executes. With `more`, a third run ingests a later file.
 
-    The run of the later file removes the names of the earlier files from the regions.
+    When the third run ingests its file, the regions no longer list the names of the earlier files.
     """
     start = given(tmp_path, None)
     requests = 0

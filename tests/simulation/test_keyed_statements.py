@@ -137,9 +137,9 @@ def test_a_statement_that_matches_nothing_claims_nothing() -> None:
 @pytest.mark.parametrize("regions", [False, True])
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_a_live_writer_goes_on_and_is_never_judged_by_what_it_replaced(name: str, regions: bool) -> None:
-    """A writer puts rows at each request of the statement.
+    """While the statement runs, a writer puts rows before one of the statement's requests.
 
-    These rows count as written before or after the statement.
+    The rows of the writer count as written before or after the statement.
     """
     act, model = STATEMENTS[name]
     instant = 0

@@ -1,8 +1,9 @@
 """Several writers commit to one log over faulty stores, and the log must match the results that the writers got.
 
-The stores lose replies, refuse or delay requests, return wrong listings, and end processes. One thread plays all
-writers. Before any request of a writer, another writer may do one piece of work. A delayed put may also be applied. The
-seed decides when other writers work and when delayed puts are applied. The same seed replays the same run exactly:
+The stores lose replies, refuse or delay requests, and return wrong listings. The test kills processes at random
+requests. A single thread executes the work of all writers. Before any request of a writer, another writer may do one
+piece of work. At the same point, the store may apply a put that was delayed. The seed decides when other writers work
+and when delayed puts are applied. The same seed replays the same run exactly:
 
     TIDEMARK_SEED=1234 python -m pytest tests/simulation      one seed
     TIDEMARK_SCALE=100 python -m pytest tests/simulation    a hundred times as many (`make simulate SCALE=100`)
@@ -178,7 +179,7 @@ class World:
         return store
 
     def plan(self, snapshot: Snapshot) -> Work | None:
-        """Return work that can be committed after `snapshot`."""
+        """Return random work, planned on `snapshot`, that a writer can commit. Return None if there is no work."""
         self.names += 1
         planners, weights = zip(*PLANNERS, strict=True)
         planner: Planner = self.random.choices(planners, weights)[0]
@@ -271,7 +272,7 @@ class Writer:
             self.do()
         except Crash:
             self.start()
-            # A snapshot that the dead process opened would still read through the dead store.
+            # A snapshot of the killed process would still send its requests to the `FaultStore` that raises `Crash`.
             self.snapshot = TransactionLog(self.world.objects).snapshot()
         finally:
             self.store.clear_script()

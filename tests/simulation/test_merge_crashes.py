@@ -128,7 +128,7 @@ def _crashed(number: int, side: CrashFault) -> MemoryStore:
 
 
 def _others_go_on(store: MemoryStore, expected: Rows) -> None:
-    """Continue with a new writer, a new merger and a new compactor after the dead merge."""
+    """After a merge was killed, continue with a new writer, a new merger and a new compactor."""
     table = _process(store, 6)
     with table.writer() as writer:
         writer.put(_plane("x1", 9))
@@ -146,7 +146,7 @@ def _others_go_on(store: MemoryStore, expected: Rows) -> None:
 
 
 def test_of_two_mergers_that_race_at_every_request_one_wins_and_the_other_plans_again() -> None:
-    """The other merger merges everything right before each request of the first merger."""
+    """Before one request of the first merger, a second merger merges all flushed generations."""
     _, after, puts = reference()
     conflicts = 0
     for number in range(len(puts)):

@@ -1,6 +1,6 @@
-"""Kill a publication of a mirror at each request, or run another publication or the collector at that request.
+"""Kill the process that publishes a mirror at each request, or let a second publisher or the collector act.
 
-The mirror stays correct.
+The mirror always shows a correct version of the table.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def _config(mirrors: Mirrors) -> TableConfig:
 
 @cache
 def _start(mirrors: Mirrors, name: str = "copy") -> MemoryStore:
-    """Return a published table that changed later.
+    """Return a table that was published once and changed after the publication.
 
-    A mirror belongs to one location, so copies of the store have the same name as the store.
+    A mirror is valid only for one location. A copy of the store therefore has the same name as the store.
     """
     store = MemoryStore(name)
     table = created(store, _config(mirrors))
@@ -86,7 +86,7 @@ def _publish(mirrors: Mirrors, store: ObjectStore, seed: int = 7) -> object:
 
 
 def _instants(mirrors: Mirrors) -> range:
-    """Return some request numbers of a publication. With a large `SCALE`, return all request numbers."""
+    """Return the numbers of some requests of a publication. A large `SCALE` selects all requests."""
     requests = FaultStore(copy_of(_start(mirrors)))
     _publish(mirrors, requests)
     return range(0, len(requests.trace), max(1, 4 // scaled(1)))
@@ -101,7 +101,7 @@ def _require_sound(mirrors: Mirrors, store: ObjectStore) -> None:
 
 
 def _require_kept(mirrors: Mirrors, store: ObjectStore, now_ms: int) -> None:
-    """Assert that all files exist that the mirror shows now or showed since the start of the retention."""
+    """Assert that all files exist to which the mirror refers now, or referred during the retention period."""
     for files in mirrors.kept(store, now_ms - RETENTION_MS, now_ms):
         for key in files:
             store.head(key)
@@ -266,7 +266,7 @@ def _published_each_hour(mirrors: Mirrors, hours: int) -> Dated:
 
 
 def _require_it_goes_on(mirrors: Mirrors, store: Dated, number: int) -> None:
-    """Fail unless the next version is shown under this number, and a deep check reports no warning."""
+    """Fail unless the mirror shows the next table version as version `number` and a deep check has no warning."""
     table = opened(store, 80)
     table.append([row(99)])
     assert table.publish(mirrors.format).shown_as == number

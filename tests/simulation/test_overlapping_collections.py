@@ -1,8 +1,8 @@
-"""Two collections of a table overlap, and the older one pauses for any time. Each collection succeeds or conflicts.
+"""Two collections of a table overlap, and the first collection pauses. Each collection succeeds or conflicts.
 
-A paused collection may have lost its lease long ago. Another collection may have removed objects that the paused
-collection had read. An object that another collection removed is not damage, so the advice to run `fsck` would be wrong
-(`retry_if_collected`).
+The pause may have any length, so a paused collection may have lost its lease long ago. Another collection may have
+removed objects that the paused collection had read. An object that another collection removed is not damage, so the
+advice to run `fsck` would be wrong (`retry_if_collected`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HORIZON_MS = 60_000
 TAG = "kept"
 LONGEST_BURST = 60
 AHEAD_MS = 2 * START_MS
-"""The constant time of all objects, later than all process clocks. Identical runs therefore write identical bytes."""
+"""The modification time of all objects, later than all clocks. Identical runs therefore write identical bytes."""
 
 
 def _plane(name: str, seats: int) -> Row:
@@ -153,9 +153,9 @@ def _goes_on_and_collects(store: ObjectStore) -> int:
 
 
 def _goes_on_and_collects_later(store: ObjectStore) -> int:
-    """Collect later. By its own clock, the paused collection still retains a version whose generations are deleted.
+    """Collect with a later clock. The paused collection still retains a version whose generations are deleted.
 
-    According to the clock of the paused collection, this version is not superseded yet.
+    The paused collection retains this version because its clock is earlier than the commit of the next version.
     """
     for seats in (11, 12):
         _go_on(store, seats, ManualClock(START_MS + 2 * 10**9, step_ms=1))

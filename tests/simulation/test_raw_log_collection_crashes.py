@@ -43,14 +43,14 @@ def _board(stores: dict[str, ObjectStore], seed: int = 1) -> Board:
 
 
 def _copies() -> dict[str, MemoryStore]:
-    """Return copies of the stores. All copies have the same age and share one clock. A collection sets the clock."""
+    """Return copies of the stores. All copies have the same age and share one clock. A collection moves this clock."""
     found = start()
     CLOCK.now = START_MS
     return {name: copy_of(found[name], name, CLOCK) for name in NAMES}
 
 
 def judge(stores: dict[str, MemoryStore]) -> None:
-    """Assert that undistributed rows still exist, and that a new table finds no gap.
+    """Assert that the raw log still has all undistributed rows, and that a new table reads the log without gaps.
 
     Then assert that another run completes the work.
     """

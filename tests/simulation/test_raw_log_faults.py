@@ -1,4 +1,4 @@
-"""A raw log whose stores fail in every way at every request. Acknowledged rows exist once, and no row is invented.
+"""Each request to a raw log's stores fails once with each fault. No row is lost, duplicated or invented.
 
 The oracle is the result that each caller got: acknowledged, unknown, or surely not written.
 """
@@ -139,7 +139,8 @@ def test_whatever_request_a_writer_ends_at_what_was_acknowledged_is_there_once(
     stores[at].at(number, fault)
     clock, told = ManualClock(), Told()
     _life(stores, clock, told, seed=1, first=0)
-    # A failed optional store does not stop a writer. A failed mandatory store ends the writer during one call.
+    # A failed optional store does not stop a writer. If a mandatory store fails during a call, the writer can no longer
+    # be used.
     assert len(told.unknown) == (0 if at == 2 else 2)
     clock.now += 1
     _life([FaultStore(each) for each in inner], clock, told, seed=2, first=100)
@@ -201,7 +202,7 @@ def _simulate(seed: int) -> None:
 
 
 def _read_through_faults(inner: list[MemoryStore], seed: int, told: Told) -> None:
-    """Read from stores with wrong replies. The read fails with a typed error, reports missing data, or is correct."""
+    """Read from stores that return faulty data. A read raises a typed error, reports missing data, or is correct."""
     right = values(union(inner))
     stores = [FaultStore(each, seed=seed + index, rates=READ_RATES) for index, each in enumerate(inner[:2])]
     for _ in range(10):

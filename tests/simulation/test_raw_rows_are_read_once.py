@@ -123,8 +123,8 @@ def break_off_write_and_merge(own: RawReads, name: str) -> None:
 ACTS = (distribute, distribute_and_merge, distribute_and_collect, break_off_write_and_merge)
 USUAL = ("by_scan", "by_keys", "by_history")
 OTHERS = sorted(READS.keys() - {*USUAL})
-# The table of several regions is tested with each pair of an action and a read in `USUAL`. For the other tables, each
-# action and each read occurs in at least one case.
+# For the table with several regions, each action is combined with each read in `USUAL`. For tables without several
+# regions, each action and each read occurs in at least one case.
 CASES = [
     *product(["parts"], ACTS, USUAL),
     *product(["users"], ACTS, ["by_scan"]),
@@ -154,7 +154,7 @@ def test_whatever_is_done_between_two_requests_of_a_read_it_has_the_rows_before_
 
 @cache
 def _done(act: Callable[[RawReads, str], None], name: str) -> RawReads:
-    """Return the result of the action, computed once. A read changes nothing, so the result never differs."""
+    """Return the tables after the action. The result is cached, because reads do not change the tables."""
     reads = start().copied()
     act(reads, name)
     return reads

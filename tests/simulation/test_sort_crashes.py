@@ -3,8 +3,8 @@
 Acknowledged rows exist exactly once.
 
 The put of the region's manifest commits the sort. Before this put, no object refers to the new files. After this put,
-the sorted generation replaces its inputs. Every process that continues (writer, distributor, merger, sorter or
-collector) finds the state before or after this put.
+the sorted generation replaces its inputs. After the kill, a writer, distributor, merger, sorter or collector finds one
+of two states: the state before this put, or the state after this put.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _sort(table: KeyedTable) -> bool:
 
 @cache
 def trace() -> tuple[str, ...]:
-    """Return one text per request of an undisturbed sort.
+    """Return one text for each request of a sort without faults.
 
     The text is the key of a put, or empty for any other request.
     """
@@ -129,7 +129,7 @@ def test_a_sorter_may_end_at_any_request(side: CrashFault) -> None:
 
 
 def _go_on(store: MemoryStore, *, committed: bool) -> None:
-    """Let the next sorter do the rest, and continue with other processes."""
+    """Let a new sorter complete the killed sort, and let writers and mergers continue."""
     table = _process(store, 4)
     assert table.rows() == EXPECTED
     assert _sort(table) == (not committed)

@@ -1,6 +1,6 @@
 """Let another process commit at each request of a statement.
 
-Also run and commit the statement at each request of the other process.
+In addition, run and commit the tested statement at each request of the other process.
 
 The result must equal the effect of the commits in the order of the log. The conflict table of statements contains all
 pairs, and each cell is one test.
@@ -46,7 +46,7 @@ LANDED = [row(n, "landed", hour=1) for n in (13, 500)]
 PUT = [row(n, "put", hour=2) for n in (4, 15, 400)]
 RETENTION_MS = 100 * 365 * 24 * HOUR_MS
 EXPIRED_MS = int(START.timestamp()) * 1000 + HOUR_MS + RETENTION_MS
-"""A time at which the first hour has expired."""
+"""A time at which the window of the table's first hour has expired."""
 
 
 def _settings(**changed: object) -> Act:
@@ -139,9 +139,10 @@ OTHERS: Mapping[str, tuple[str, Act, Model]] = {
     "ingest": ("INGEST", _ingest, lambda rows: [*rows, *LANDED]),
 }
 
-# "mine" is the tested statement, and "theirs" is the other action. "ok" means that the two actions commit in either
-# order, and "mine" may be planned again. "abort" means that "mine" commits nothing if "theirs" committed after "mine"
-# was planned. If two processes ingest one file, the second process finds nothing to do.
+# The tested statement is "mine", and the action of the other process is "theirs". "ok" means that the statement and the
+# action commit in any order. The statement may be planned again. "abort" means that the statement commits nothing if
+# the action committed after the statement was planned. If two processes ingest one file, the second process finds
+# nothing to do.
 TABLE = """
 mine \\ theirs  | delete | delete an hour | update | overwrite | upsert | append | compact | index | expire | restore | upkeep | sort schema | columns | window | rewindow | ingest
 delete         | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | ok          | ok      | ok     | ok       | ok
@@ -165,8 +166,8 @@ ingest         | ok     | ok             | ok     | ok        | ok     | ok     
 def _repeatable(name: str) -> Callable[[ObjectStore], None]:
     """Return the action `name`, which runs during the statement.
 
-    The effect of the action is computed once for equal objects. Most requests of a statement only read, so two requests
-    often see equal objects.
+    If two stores have equal objects, the action runs only on the first store, and its effect is copied to the second.
+    Most requests of a statement only read, so two requests often see equal objects.
     """
 
     def act(store: ObjectStore) -> None:
@@ -192,7 +193,7 @@ def _rows_at_start() -> list[list[Row]]:
 def _start(*, has_new_windows: bool) -> MemoryStore:
     """Return a table of two hours with two splits each, deleted rows and indexed rows.
 
-    With `has_new_windows`, new windows are shorter.
+    With `has_new_windows`, the table's window setting is then changed to 30 minutes.
     """
     store = MemoryStore("statements")
     config: TableConfig = replace(CONFIG, retention_ms=RETENTION_MS)

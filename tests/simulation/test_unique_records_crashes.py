@@ -1,6 +1,6 @@
-"""Kill a distributor of records with IDs at each request, or lose the reply to that request.
+"""A distributor of records with IDs is killed at each request, or loses the reply to that request.
 
-In the end, each ID is one record.
+In the end, each table has exactly one record for each ID.
 """
 
 from __future__ import annotations

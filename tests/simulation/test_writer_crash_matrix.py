@@ -80,7 +80,7 @@ class Process:
         self._call(lambda writer: writer.sync(), lambda known: known)
 
     def flush(self) -> None:
-        """Flush a generation, which changes no row."""
+        """Flush a generation. The flush does not change any row of the table."""
         self._call(lambda writer: writer.flush(), lambda known: known)
 
     def _call(self, act: Callable[[RegionWriter], object], change: Change, *, durable: bool = True) -> None:

@@ -1,13 +1,15 @@
 """Writers take a region from each other on faulty stores, while mergers run.
 
-The stores lose replies, refuse or delay requests, and end processes. A merger takes the region from a writer that it
-considers dead. A writer that is alive continues under its own epoch.
+The stores lose replies, and refuse or delay requests. The test kills processes at random requests. A merger takes the
+region from a writer that it considers dead. A writer that is alive continues under its own epoch.
 
-One thread plays all processes. Before any request of a process, another process may do one piece of work. A delayed put
-may also be applied. The seed decides when other processes work and when delayed puts are applied. The clocks differ by
-ten minutes. The expected result is a set of possible table contents. Each possible content includes all acknowledged
-calls, and all, some or none of the calls of unknown outcome. A claim decides permanently which of these calls took
-effect. A call under a lost epoch is never acknowledged and never visible. The same seed replays the same run exactly:
+A single thread executes the work of all processes. Before any request of a process, another process may do one piece of
+work. At the same point, the store may apply a put that was delayed. The seed decides when other processes work and when
+delayed puts are applied. The clocks differ by ten minutes. The expected result is a set of possible table contents.
+Each of these contents includes the effects of all acknowledged calls. The contents differ in the calls with unknown
+outcome that they include. When a process claims the region, the claim decides permanently which calls with unknown
+outcome took effect. A call under a lost epoch is never acknowledged and never visible. The same seed replays the same
+run exactly:
 
     TIDEMARK_SEED=1234 python -m pytest tests/simulation      one seed
     TIDEMARK_SCALE=100 python -m pytest tests/simulation    a hundred times as many (`make simulate SCALE=100`)
@@ -79,7 +81,7 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Possible:
-    """A possible content of the table. `written` contains the numbers of the calls that this content includes."""
+    """A possible content of the table. `written` has the numbers of the calls whose changes are included."""
 
     known: frozenset[tuple[str, Plane]]
     written: frozenset[int]
@@ -144,7 +146,7 @@ class World:
         return frozenset((str(name), (each["seats"], each["model"])) for name, each in found.items())  # type: ignore[misc]
 
     def begin(self, change: Change, epoch: int) -> int:
-        """Record that a call may take effect from now on, unless its epoch is already lost."""
+        """Record that a call may take effect from now on, unless another process already took its writer's epoch."""
         self.calls += 1
         manifest = read_latest(self.objects, self.region)
         if epoch == self.epoch or (manifest is not None and manifest.idle_epoch == epoch):
@@ -229,7 +231,7 @@ class Process:
             self.world.claimed(self.writer.epoch)
 
     def put(self) -> None:
-        """Put one to three planes in one call."""
+        """Write the rows of one to three planes in one `put` call."""
         rows = {name: self.random.randrange(1000) for name in self.random.sample(NAMES, self.random.randint(1, 3))}
         self.write(
             lambda writer: writer.put([{"tailnum": name, "seats": seats} for name, seats in rows.items()]),
@@ -245,7 +247,7 @@ class Process:
         )
 
     def patch(self) -> None:
-        """Change one field of one plane."""
+        """Change one field in the table row of one plane."""
         name, model = self.random.choice(NAMES), f"M{self.random.randrange(1000)}"
         self.write(
             lambda writer: writer.patch({"tailnum": name, "model": model}),
@@ -299,7 +301,7 @@ class Process:
                 self.world.tell("flushed")
 
     def merge(self) -> None:
-        """Merge flushed records. Another merger may be faster."""
+        """Merge flushed records. A concurrent merger may merge these records first."""
         with suppress(Unavailable, CommitUnknown, CommitConflict):
             if self.table.merge() is not None:
                 self.world.tell("merged")

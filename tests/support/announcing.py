@@ -26,7 +26,7 @@ from tidemark import Table
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A table whose log has the clock of a test."""
+    """The log and snapshot of a table. The log uses a clock that the test sets."""
 
     log: TransactionLog
     snapshot: Snapshot

@@ -18,5 +18,5 @@ class BlindListing:
         self.make_durable, self.local_path = store.make_durable, store.local_path
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
-        """Yield the objects that the wrapped store lists, without the missed keys."""
+        """Yield the objects that the wrapped store lists, except the keys that this listing omits on purpose."""
         return (info for info in self._store.list(prefix, start_after) if not self._misses(info.key))

@@ -38,7 +38,7 @@ def fused(
     window: int,
     growth: int,
 ) -> list[dict[str, Any]]:
-    """Return all rows of the rankings as a search returns them.
+    """Return all rows that occur in the rankings, in the order and form that a search returns.
 
     The search window grows until it contains all rows. `id` identifies a row.
     """

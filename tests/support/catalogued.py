@@ -46,7 +46,7 @@ class Side(Protocol):
         ...
 
     def between(self) -> set[str]:
-        """Return the splits that may contain rows from `SINCE` to `UNTIL` with `n` of at least 2."""
+        """Return the splits that may have rows with a time from `SINCE` to `UNTIL` and a column `n` of at least 2."""
         ...
 
     def expired(self, now_ms: int) -> set[tuple[int, int]]:

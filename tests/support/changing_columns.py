@@ -1,4 +1,4 @@
-"""A plain model of a table whose columns change. Rows are keyed by column ID, which no schema change affects."""
+"""A model, in plain Python, of a table whose columns change. Rows are keyed by the constant column ID."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ VALUES: Mapping[str, Sequence[Any]] = {
 """Values of each type. A wider type also has the values of its narrower types. The last three types are not widened."""
 
 BEYOND: Mapping[str, Any] = {"short": 30_000, "integer": 2**30, "long": 2**40, "double": 1e300}
-"""A value of each type that no narrower type contains."""
+"""One value for each type. The value is too large for the next narrower type."""
 
 NAMES = ["a", "b", "c", "A~5", "it's"]
 
@@ -113,7 +113,7 @@ def _as_wide(column: Column, now: Column) -> Column:
 
 
 def shown(value: Any, type_: str) -> Any:
-    """Return a value of this type or of a narrower type in the form in which a read of the column returns it."""
+    """Return `value` as a read returns the value from a column of this type. `value` may have a narrower type."""
     if type_.startswith("timestamp") and not isinstance(value, dt.datetime):
         zone = dt.UTC if type_ == "timestamp" else None
         return dt.datetime(value.year, value.month, value.day, tzinfo=zone)
@@ -121,7 +121,7 @@ def shown(value: Any, type_: str) -> Any:
 
 
 def values(column: Column) -> st.SearchStrategy[Any]:
-    """Return values of a column. Each float is the same number in 32 and in 64 bits."""
+    """Return a strategy for the values of a column. Each float is equal in 32 and 64 bits."""
     known = [each for each in VALUES[column.type] if each != 0.1]
     found = st.sampled_from([*known, *([BEYOND[column.type]] if column.type in BEYOND else [])])
     return found if column.required else st.none() | found

@@ -143,18 +143,18 @@ class ChangingTable(RuleBasedStateMachine):
         raise NotImplementedError
 
     def restored(self, rows: list[Row]) -> None:
-        """Set the rows of the base."""
+        """Replace all merged rows (the base) of the model."""
         raise NotImplementedError
 
     def changed(self, hit: Sequence[Row], new: Sequence[Row]) -> None:
-        """Replace the rows `hit` by the rows `new`, as a statement did."""
+        """After a statement, replace the rows `hit` of the model by the rows `new`."""
         raise NotImplementedError
 
     def before_restore(self) -> None:
         """Make sure that the set of unmerged records is known before a restore."""
 
     def collected(self) -> None:
-        """Record that a collector ran and that hours have passed."""
+        """Update the model after a run of the collector, which moves the clock by hours."""
         self.noted()
         self.check()
 
@@ -355,7 +355,7 @@ class ChangingTable(RuleBasedStateMachine):
         for _ in range(1 + twice):
             self.clock.now += HOUR_MS + 1
             upkeep.collect(self.table, at_ms=self.clock.now, horizon_ms=HOUR_MS)
-        self.planned.clear()  # jobs must commit within the horizon, which has passed
+        self.planned.clear()  # a job that was planned before the horizon can no longer commit
         kept = self.readable()
         self.versions = {version: self.versions[version] for version in kept}
         self.collected()

@@ -10,8 +10,8 @@ class ManualClock:
 
     Each reading of the time also moves it by `step_ms`.
 
-    By default, the clock stands still between readings. With a step, no two readings return the same time. `slept_ms`
-    contains the durations of the sleeps.
+    By default, all readings return the same time. If `step_ms` is greater than 0, all readings return different times.
+    `slept_ms` contains the durations of the sleeps.
     """
 
     def __init__(self, now_ms: int = START_MS, *, step_ms: int = 0) -> None:

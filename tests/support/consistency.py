@@ -2,8 +2,8 @@
 
 Each actor records its calls with stamps of one logical clock. A lower stamp is always earlier than a higher stamp.
 `check` then requires an explanation for each read: in each region, the read must equal a prefix of the writes. The
-prefix contains all writes that the consistency level guarantees, and all writes that the session has already read. A
-read with a gap, a duplicate, an invented row, a stale value or an older value equals no prefix.
+prefix contains all writes that the consistency level guarantees, and all writes that the session has already read. If a
+read has a gap, a duplicate, an invented row, a stale value or an older value, no prefix of the writes equals the read.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Level(StrEnum):
 class Write:
     """A call that put values or deleted keys (None) in one region. The calls of a region do not overlap.
 
-    `given` is the stamp after the call returned. `durable` is the stamp after the call was acknowledged. Without
-    `durable`, the outcome of the call is unknown. A rejected call is not a write.
+    `given` is the logical time directly after the call returned. `durable` is the logical time directly after the call
+    was acknowledged. Without `durable`, the outcome of the call is unknown. A rejected call is not a write.
     """
 
     region: str
@@ -55,7 +55,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """The result of a read of these keys, or of all keys (None). The reads of a session are in order."""
+    """The result of a read of these keys, or of all keys (None). A session makes one read at a time."""
 
     session: str
     level: Level
@@ -80,10 +80,11 @@ class History:
 
 
 def check(history: History, region_of: Callable[[str], str]) -> None:
-    """Raise `AssertionError` if a read has no explanation. The error text contains the unexplained read.
+    """Raise `AssertionError` if a read has no explanation. The error contains the read.
 
-    `region_of` returns the region of a key. One combination of unknown outcomes must be consistent with all reads. Each
-    unknown outcome doubles the number of choices for its region.
+    `region_of` returns the region of a key. A write with unknown outcome happened or did not happen. All reads must
+    agree with the same choice for all these writes. Each write with unknown outcome doubles the number of histories
+    that the checker tries for the region.
     """
     for read in history.reads:
         names = [key for key, _ in read.found]
@@ -129,7 +130,8 @@ def _of_region(read: Read, region: str, region_of: Callable[[str], str]) -> _Par
 def _unexplained(writes: Sequence[Write], marks: Sequence[Mark], parts: Sequence[_Part]) -> str | None:
     """Return the first unexplained read.
 
-    Each read gets the shortest matching prefix, because it constrains the other reads least.
+    The function assigns the shortest matching prefix to each read, because a short prefix requires the fewest writes
+    from later reads.
     """
     states = _states(writes)
     floors: dict[tuple[str, Level], int] = {}
@@ -161,7 +163,7 @@ def _restricted(state: Rows, keys: frozenset[str] | None) -> Rows:
 
 
 def _promised(writes: Sequence[Write], marks: Sequence[Mark], read: Read) -> int:
-    """Return the minimum number of writes that the read must show at its level."""
+    """Return the number of writes that the consistency level of the read guarantees to this read."""
     match read.level:
         case Level.IN_PROCESS:
             return _prefix(writes, lambda each: each.given, read.begun)
@@ -175,6 +177,6 @@ def _promised(writes: Sequence[Write], marks: Sequence[Mark], read: Read) -> int
 
 
 def _prefix(writes: Sequence[Write], stamp: Callable[[Write], int | None], before: int) -> int:
-    """Return the number of writes up to the last write with a stamp before `before`."""
+    """Return the number of writes up to the last write whose logical time is lower than `before`."""
     stamps = [stamp(each) for each in writes]
     return max((at + 1 for at, each in enumerate(stamps) if each is not None and each < before), default=0)

@@ -1,4 +1,4 @@
-"""The states in which a store may be after a crash at any request of a run."""
+"""Functions that return all states that a killed process can leave in its stores."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def left_in_stores(
     """
     stores = {name: copy_of(each, name) for name, each in start.items()}
     found: dict[frozenset[tuple[str, str, str]], dict[str, MemoryStore]] = {}
-    deleted: set[tuple[str, str]] = set()  # keys of a delete that the store applies at once
+    deleted: set[tuple[str, str]] = set()  # keys that one delete request has removed up to now
 
     def note() -> None:
         objects = ((name, info.key, info.etag) for name, store in stores.items() for info in store.list(""))
@@ -78,7 +78,7 @@ def left_in_stores(
 
 
 def at_both_ends(left: Iterable[T], store_of: Callable[[T], ObjectStore]) -> list[T]:
-    """Return the first and the last state after each decisive put, in the order of the run.
+    """For each put that changes a table, return the first and the last state after this put, in the order of the run.
 
     Some puts write objects that change no table on their own (`DECIDE_NOTHING`). The first state has the fewest of
     these objects, and the last state has the most. With a larger `SCALE`, return all states.

@@ -19,7 +19,7 @@ class Dated(MemoryStore):
 
 
 def opened_at(store: Dated, now_ms: int, seed: int) -> Table:
-    """Open the table as a process would at that time."""
+    """Open the table as a process that starts at the time `now_ms`."""
     store.time.now = now_ms
     table = opened(store, seed)
     table.log.clock.now = now_ms  # type: ignore[attr-defined]  # a clock of tests

@@ -1,4 +1,4 @@
-"""Functions that tests of split readers use to delete rows of live splits by deletion vectors, as a merge does."""
+"""Functions for tests of split readers. The functions delete rows of live splits by deletion vectors, like a merge."""
 
 from __future__ import annotations
 

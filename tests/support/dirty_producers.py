@@ -57,7 +57,7 @@ class Producer:
         self.fields = {"n": "small", "note": "text"}
 
     def line(self, number: int, *, with_site: bool) -> Line:
-        """Return a line. Every fifth line has no optional field, and a careless producer sends no site."""
+        """Return a line. Every fifth line has no optional field. Without `with_site`, the line has no field `site`."""
         site = {"site": self.name} if with_site else {}
         return {
             "id": number,
@@ -71,7 +71,7 @@ class Day:
     """The files of a day by name, each with its lines.
 
     - `landed`: new files. Some new files are copies of older files under a new name.
-    - `same`: older files that are written again with the same content.
+    - `same`: files of earlier days that are written again with their old content.
     - `replaced`: older files that get another content.
     """
 
@@ -92,7 +92,7 @@ class Course:
     files: dict[str, Sequence[str]] = field(default_factory=dict)
 
     def day(self, day: int) -> Day:
-        """Return the next day. On the last `quiet` days, the producers send only lines that fit the declaration."""
+        """Return the next day. In the last days (`quiet` is their number), all lines fit the declaration."""
         is_quiet = day >= self.days - self.quiet
         landed: dict[str, Sequence[str]] = {}
         for producer in self.producers:

@@ -28,7 +28,7 @@ from tests.support.keyed_table import KeyedTable
 Step = Literal["divide", "fill"]
 
 LATER_MS = START_MS + 10**9
-"""A time at which every raw-log segment that was written at `START_MS` is closed."""
+"""A time long after `START_MS`. All raw-log segments that were written at `START_MS` are closed at this time."""
 
 EVENTS = pa.schema([pa.field("n", pa.int64(), nullable=False), ("text", pa.string())])
 
@@ -71,7 +71,7 @@ class InlineTasks:
 
 @dataclass(slots=True)
 class TasksMeanwhile:
-    """Tasks that call `happens` once, before the first `divide` or the first `fill`."""
+    """Tasks of a distribution that call the test's action `happens` once, before the first `divide` or `fill`."""
 
     tasks: Tasks
     happens: Callable[[], object]
@@ -79,12 +79,12 @@ class TasksMeanwhile:
     _happened: bool = field(default=False, init=False)
 
     def divide(self, works: Sequence[DivideWork]) -> list[DivideResult]:
-        """Run the action if it must run before `divide`. Then divide."""
+        """Call `happens` if `before` is `divide`. Then execute the `divide` tasks."""
         self._once("divide")
         return self.tasks.divide(works)
 
     def fill(self, works: Sequence[FillWork]) -> list[FillResult]:
-        """Run the action if it must run before `fill`. Then fill."""
+        """Call `happens` if `before` is `fill`. Then execute the `fill` tasks."""
         self._once("fill")
         return self.tasks.fill(works)
 
@@ -98,8 +98,8 @@ class TasksMeanwhile:
 class Board:
     """The tables of a raw log by name, each in its own store. `distribute` distributes rows into all these tables.
 
-    Every distributor has its own IDs, so several `Board` objects on the same stores need different seeds. `raw_clock`
-    is the clock with which the test created the stores of the raw log, or None.
+    A `Board` derives the IDs of its distributor from `seed`. If several `Board` objects use the same stores, their
+    seeds must differ. `raw_clock` is the clock with which the test created the stores of the raw log, or None.
     """
 
     stores: Sequence[ObjectStore]

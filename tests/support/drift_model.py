@@ -59,7 +59,8 @@ class Model:
     """The expected table.
 
     - `columns`: the type of each column, in order.
-    - `rows`: the fields of each line in the table. With the rule `column`, other fields are in `extra`.
+    - `rows`: the fields of each line that is a row of the table. With the rule `column`, fields that are not columns
+      are in `extra`.
     - `quarantine`: the text of each rejected line.
     """
 
@@ -104,7 +105,7 @@ class Model:
         return new
 
     def retry(self) -> int:
-        """Move the lines that are valid now into the table. Return the number of these lines."""
+        """Move the quarantined lines that are valid now into the table. Return the number of moved lines."""
         lines = {place: line for place, text in self.quarantine.items() if (line := parsed(text)) is not None}
         valid = {place: line for place, line in lines.items() if self._fault(line, self.columns) is None}
         self.rows |= valid

@@ -122,7 +122,7 @@ def partitioned() -> EveryKind:
 
 
 def changed_columns() -> EveryKind:
-    """Return a table of every kind whose columns changed.
+    """Return a table with objects of every kind, after changes of its columns.
 
     The splits, generations and log of the table contain data of the old and the new schema.
     """
@@ -163,7 +163,7 @@ def with_regions_by_hand() -> EveryKind:
 
 
 def open_copy(store: ObjectStore, clock: ManualClock) -> Table:
-    """Open the table in a store that has no URI. Raise the errors of opening a table."""
+    """Open the table in a store that has no URI. Raise the same errors as `Table.open`."""
     metered = MeteredStore(store)
     log = TransactionLog(metered, clock=clock)
     return Table(metered, log, log.snapshot())

@@ -1,7 +1,7 @@
 """Logs in the form that foreign writers produce. A reader must accept these dialects of protocol version 4.
 
-States have only the documented fields, with different IDs and in a different order, and without our action lines.
-Entries have an undocumented field.
+Foreign states have only the documented fields, and no action lines of Tidemark. The IDs and the order of the fields
+differ from Tidemark's states. The entries of foreign logs have an undocumented field.
 """
 
 from __future__ import annotations

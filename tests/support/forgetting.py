@@ -1,6 +1,6 @@
 """Search for a value in all objects of stores, in every form and codec.
 
-The module also contains a table that has the value in every part.
+The module also contains a table whose splits, indexes, log and other parts all contain the value.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CANARY = "zqcanaryqz"
 """The person to erase. No other value shares a part of this text."""
 WHERE = f"person = '{CANARY}'"
 PLACE = 7.654321e11
-"""A number that no other embedding contains."""
+"""A component of the erased person's embeddings. The embeddings of other persons do not have this component."""
 NEEDLES = (CANARY.encode(), pa.array([PLACE], pa.float32()).buffers()[1].to_pybytes()[:4])
 RETENTION_MS = 3_600_000
 HORIZON_MS = 60_000
@@ -177,7 +177,7 @@ class Forgetful:
         return KeyedTable(self.table_store, ids=SeededIds(self.seed), clock=self.clock)
 
     def rows(self, numbers: Iterable[int], person: str = "") -> list[Row]:
-        """Return rows of other persons or of the person to erase, and record the rows that must remain at the end."""
+        """Return rows of `person`. Without `person`, return and record rows that the erasure must keep."""
         numbers = [*numbers]
         if not person:
             self.others |= {*numbers}
@@ -243,19 +243,19 @@ class Forgetful:
         return set().union(*(places_of(each) for each in self.stores))
 
     def report(self, where: str = WHERE) -> ForgetReport:
-        """Return the report, which must list every object that contains the person."""
+        """Return the erasure report. The report must list every object that contains data of the person."""
         found = self.opened().forget_report(where, raw_logs=[self.raw] if self.raw_stores else [])
         require_true(found, self.places())
         return found
 
     def numbers(self) -> list[int]:
-        """Return the numbers in the table at level `latest`."""
+        """Return the `id` of each row. A keyed table is read at consistency level `latest`."""
         consistency = "latest" if self.config.primary_key else "snapshot"
         return sorted(self.opened().scan(["id"], consistency=consistency).to_arrow().column("id").to_pylist())
 
 
 DATA = frozenset({"split", "raw_chunk", "quarantine"})
-"""Objects that contain whole rows. WAL entries also have deletes and patches with only the key of an erased person."""
+"""Kinds of objects that contain only whole rows. A delete in a WAL entry contains only the key of a person."""
 
 
 def require_true(report: ForgetReport, places: set[tuple[str, str]]) -> None:

@@ -21,7 +21,7 @@ NAMES = ("source", "shallow", "deep")
 def made() -> dict[str, MemoryStore]:
     """Return a source with deleted rows and segments, and two clones.
 
-    Each clone has its own rows, and one is compacted.
+    Each clone has its own rows, and one of the two clones is compacted.
     """
     stores = {name: MemoryStore(f"golden/{name}") for name in NAMES}
     source = created(stores["source"], CONFIG)

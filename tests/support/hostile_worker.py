@@ -33,7 +33,8 @@ _JUDGED = re.compile(r"judged (\d+), refused (\d+)")
 Case = Callable[[random.Random], str | None]
 """Function that makes one case from a random source, tries it, and returns the fault found, or None.
 
-The function may raise a `TidemarkError` if this is a correct outcome. The case then counts as refused.
+The function may raise a `TidemarkError` if this error is a correct outcome of the case. A case that raises a
+`TidemarkError` counts as refused.
 """
 
 
@@ -42,7 +43,7 @@ def survives(module: str, count: int) -> int:
 
     The cases come from the seed `TIDEMARK_SEED`. Without `TIDEMARK_SEED`, the seed depends on `TIDEMARK_SCALE`, so that
     a longer run tries different cases. If a case never ends, the timeout of pytest ends the test and the case. A note
-    of the error contains the case.
+    of this timeout error contains the case.
     """
     seed = int(os.environ.get("TIDEMARK_SEED", SEED * scaled(1)))
     command = [sys.executable, "-m", module, str(seed), str(count)]

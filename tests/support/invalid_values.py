@@ -1,4 +1,4 @@
-"""Arrow data that is invalid for its type. Programs that wrap their own buffers may produce such data."""
+"""Arrow data that is invalid for its type. Programs that wrap their own buffers may produce invalid Arrow data."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Cost:
 
 
 def key(number: int) -> str:
-    """Return the key of a number. Consecutive numbers have keys that are far apart."""
+    """Return the text key of the row with this number. Consecutive numbers have keys that are far apart."""
     return f"{number * 2_654_435_761 % 2**32:010}"
 
 

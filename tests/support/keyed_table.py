@@ -192,7 +192,7 @@ def seats(table: KeyedTable) -> dict[object, object]:
 
 
 def base_seats(table: KeyedTable) -> dict[object, object]:
-    """Return the seats in the base of a table of `PLANES`, by key. Fail if a key occurs twice."""
+    """Return the seats of the merged rows in a table with schema `PLANES`, by key. Fail if a key occurs twice."""
     rows = table.base_rows()
     found = {row["tailnum"]: row["seats"] for row in rows}
     if len(found) != len(rows):

@@ -1,7 +1,8 @@
-"""Comparison of landed files of other projects with a second reader: `python -m tests.support.landed_suites`.
+"""Compares how Tidemark and an independent second reader read the test files of other projects.
 
-Each file lands alone, and its rows and rejections are compared with `second_readers`. The program prints the number of
-files, rows, rejections and refusals per suite, and each difference.
+Run `python -m tests.support.landed_suites`. Each file lands alone, and the program compares its rows and rejections
+with `second_readers`. The program prints the number of files, rows, rejections and refusals per suite, and each
+difference.
 
 A JSON text lands in several ways (`JSON_WAYS`), because a landed record must be an object:
 
@@ -64,7 +65,7 @@ JSON_WAYS: Final[Mapping[str, LandingFormat]] = {
     "element": "json",
     "scalar": "ndjson",
 }
-"""The ways in which a JSON text lands, and the format of each."""
+"""The ways to write a JSON text into a landed file, and the format of the file for each way."""
 
 _EXPAND: Final[Mapping[str, Callable[[bytes], bytes]]] = {
     ".gz": gzip.decompress,
@@ -107,7 +108,7 @@ class Landed:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A landed file of a suite, and its difference from the second reader. None if there is no difference."""
+    """A landed file of a suite. `difference` is None if Tidemark and the second reader return the same rows."""
 
     suite: str
     way: str
@@ -154,7 +155,7 @@ def suite_files() -> Iterator[SuiteFile]:
 
 
 def outcomes(root: Path) -> Iterator[Outcome]:
-    """Land every file of all suites alone, in tables below `root`, and yield the result of each."""
+    """Ingest each file of all suites by itself into a table below `root`. Yield the outcome of each file."""
     files = [*suite_files()]
     for way in JSON_WAYS:
         yield from _json_outcomes(root / way, way, files)
@@ -181,7 +182,7 @@ class JsonText:
 
 
 def json_texts(way: str, files: Iterable[SuiteFile]) -> list[JsonText]:
-    """Return the landed texts of JSON files in one of `JSON_WAYS`. Files that cannot land in `way` are omitted."""
+    """Return the text to land for each JSON file in one of `JSON_WAYS`. Files that cannot land in `way` are omitted."""
     texts = [(file, _json_text(way, file)) for file in files if file.form == "json"]
     return [
         JsonText(f"{way}-{number:03}-{file.short_name if data is file.data else file.plain_name}", file, data)
@@ -236,7 +237,7 @@ def _json_outcomes(root: Path, way: str, files: Iterable[SuiteFile]) -> Iterator
 
 
 def _json_difference(file: SuiteFile, way: str, landed: Landed, expected: Expected) -> str | None:
-    """Return the difference from the second reader, or from the result that a JSONTestSuite file name prescribes."""
+    """Return how Tidemark's rows differ from the second reader's rows, or from the result in the file name."""
     found = difference(landed, expected, lambda row, wanted: wanted.is_landed_as(row))
     return found or (_against_name(file, way, landed) if file.suite == JSON_TEST_SUITE else None)
 

@@ -91,7 +91,7 @@ class LogOracle:
                 _check_progress(before.state, action)
 
     def check_opening(self, log: TransactionLog) -> None:
-        """Assert that the head matches the version files if opened with the hint, without it, and without any state."""
+        """Assert that the log opens at the newest version: with the hint, without the hint, and without all states."""
         head = log.snapshot()
         assert head.version == len(self.read()) - 1, "the head is not the newest version"
         self.check_snapshot(head)

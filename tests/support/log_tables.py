@@ -40,7 +40,7 @@ def split(name: str, rows: int = 1) -> Add:
 
 
 def full_split() -> Add:
-    """Return an add in which every field has a distinct value. The keys of the add's maps are unsorted."""
+    """Return an `Add` action with a distinct value in each field. The maps in this `Add` have unsorted keys."""
     return Add(
         path="splits/900/full.parquet",
         size=123,

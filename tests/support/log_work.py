@@ -64,7 +64,7 @@ class Work:
 
 
 Planner = Callable[[Random, str, Snapshot], Work | None]
-"""Function that plans work from a random source, a unique name and a snapshot. Without work, the result is None."""
+"""Function that plans work from a `Random`, a unique name and a snapshot. The result is None without work."""
 
 
 def append(random: Random, name: str, snapshot: Snapshot) -> Work:

@@ -1,4 +1,4 @@
-"""Snapshots of very many splits, built as columns. No file and no log record of these splits exists."""
+"""Snapshots of thousands of splits, built as Arrow tables. No file and no log record of these splits exists."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def snapshot_of_many(
 
 
 def table_of_many(root: Path, *, splits: int, windows: int) -> TransactionLog:
-    """Return the log of a table at `root`. Only the state of version 1 contains its splits, and no file exists."""
+    """Return the log of a table at `root`. The state of version 1 lists splits that have no files."""
     many = snapshot_of_many(splits, windows)
     settings = TableConfig(checkpoint_interval=0).to_configuration() | {"tidemark.retentionMs": "1"}
     log = TransactionLog(LocalStore(root))
@@ -51,9 +51,9 @@ def table_of_many(root: Path, *, splits: int, windows: int) -> TransactionLog:
 
 
 def with_splits(head: Snapshot, *tables: pa.Table) -> Snapshot:
-    """Return the snapshot with the splits of these tables as live splits.
+    """Return the snapshot `head` with new live splits. Each row of the Arrow tables `tables` describes one split.
 
-    The snapshot is built as if its state had one manifest per table.
+    The snapshot looks as if the state of `head` had one manifest for each of the Arrow tables.
     """
     parts = tuple(Part.of(manifest_info("", files, head), files) for files in tables)
     live = sum(len(files) for files in tables)

@@ -32,7 +32,7 @@ def facets(rows: Rows, column: str) -> list[dict[str, Any]]:
 
 
 def marked(text: str | None, words: Sequence[str]) -> str | None:
-    """Return a short text without special characters, with these words marked.
+    """Return the text with each of the words in `<b>` tags. The text must be short and without special characters.
 
     Return None if the text has none of the words.
     """

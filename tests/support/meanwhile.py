@@ -14,8 +14,8 @@ T = TypeVar("T")
 class Meanwhile:
     """A `watch` hook of a `FaultStore` that runs an action once, before request number `instant` (from 0).
 
-    Reads of manifests do not count. Other threads read manifests, while the main reader may hold a lock that the action
-    needs.
+    Requests that read manifests do not count. Manifests are read by additional threads. During such a read, the main
+    thread may hold a lock, and the action would wait for this lock.
     """
 
     def __init__(self, instant: int, act: Callable[[], object]) -> None:
@@ -24,7 +24,7 @@ class Meanwhile:
         self._act: Callable[[], object] | None = act
 
     def __call__(self, _kind: RequestKind, key: str) -> None:
-        """Count the request, and run the action at the chosen request."""
+        """Count the request. Run the action of the hook before request number `instant`."""
         if self._act is None or "/manifests/" in key:
             return
         self._left -= 1
@@ -39,12 +39,12 @@ class Meanwhile:
 
 
 def repeatable(act: Callable[[ObjectStore], T]) -> Callable[[ObjectStore], T]:
-    """Return an action that runs once for each content of a store.
+    """Return an action that runs only on the first of several stores with equal objects.
 
-    For another store with the same content, the effect of the first run is copied.
+    For later stores with equal objects, the returned function copies the effect of this run.
 
-    The effect of the action must depend only on the objects. In each further store, the function removes and writes the
-    same objects as the action did in the first store.
+    The effect of the action must depend only on the objects. In each later store, the returned function removes and
+    writes the objects that the action removed and wrote in the first store.
     """
     known: dict[frozenset[tuple[str, bytes]], tuple[T, dict[str, bytes], list[str]]] = {}
 

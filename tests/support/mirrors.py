@@ -34,10 +34,10 @@ class Mirrors(Protocol):
         """Hash by identity, so that results for this object can be cached."""
 
     def change(self, table: Table) -> None:
-        """Change a table in ways that the format can show. The format can also show the resulting newest version."""
+        """Make only changes that this mirror format can represent, so that the mirror can show the changed table."""
 
     def delete(self, table: Table, condition: str) -> None:
-        """Delete rows in a way that the format can show."""
+        """Delete rows in a way that this mirror format can represent."""
 
     def versions(self, store: ObjectStore) -> list[int]:
         """Return the versions of the table that are shown, in order."""

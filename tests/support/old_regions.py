@@ -1,4 +1,4 @@
-"""Make the writers of a local table look silent for a long time, without a wait."""
+"""Set old file times in a local table, so that its writers seem to have written nothing for a long time."""
 
 from __future__ import annotations
 

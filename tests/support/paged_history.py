@@ -39,7 +39,7 @@ def pages_of(log: TransactionLog, token: str | None = None, *, page_bytes: int =
 
 
 def folded(records: pa.Table, snapshot: Snapshot) -> dict[object, dict[str, object]]:
-    """Return the rows that result from the records, by the first column of the key."""
+    """Apply the records to an empty table. Return a dictionary from the first key column to the row."""
     key = snapshot.config.primary_key
     rows = fold.apply(snapshot.schema.empty_table(), fold.fold(records, key), key).to_pylist()
     return {row[key[0]]: row for row in rows}

@@ -74,7 +74,7 @@ class Postgres:
         return name
 
     def asked_by(self, role: str, place: str) -> str:
-        """Return the URL of a schema for another role."""
+        """Return the URL `place` of a schema for the role `role` instead of the role `postgres`."""
         return place.replace("//postgres:@", f"//{role}:@")
 
 

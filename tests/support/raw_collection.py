@@ -41,7 +41,7 @@ def raw_board(*names: str) -> Board:
 
 
 def offsets_of(board: Board) -> ByTable:
-    """Return the offsets of every existing table in `board`. Other tables have no offsets."""
+    """Return the offsets of every existing table in `board`. A table that does not exist has no offsets."""
     found: dict[str, dict[str, int]] = {}
     for name, store in board.tables.items():
         log = TransactionLog(store)

@@ -68,14 +68,14 @@ class RawReads:
         return made
 
     def board(self, over: Mapping[str, ObjectStore] | None = None) -> Board:
-        """Return the `Board` of a distributor. `over` replaces some stores."""
+        """Return the `Board` of a distributor. `over` replaces the stores with the same names."""
         self.seed += 1
         stores = {**self.stores, **(over or {})}
         tables = {name: stores[name] for name in TABLES}
         return Board([stores[name] for name in RAW], tables, seed=10_000 * self.seed, clock=self.clock)
 
     def table(self, name: str, over: Mapping[str, ObjectStore] | None = None) -> Table:
-        """Open a table as a reader does. `over` replaces some stores."""
+        """Open a table and its raw logs, like a reader. `over` replaces the stores with the same names."""
         self.seed += 1
         stores = {**self.stores, **(over or {})}
         store = MeteredStore(stores[name])
@@ -90,11 +90,11 @@ class RawReads:
         return RawReads({name: copy_of(each, name, clock) for name, each in self.stores.items()}, clock, self.seed)
 
     def expected(self, name: str) -> Answer:
-        """Return the rows that the table has after everything is distributed."""
+        """Return the rows that the table has after the distribution of all raw-log chunks."""
         return self.distributed().settled(name)
 
     def distributed(self) -> RawReads:
-        """Return a copy in which everything is distributed: first the chunks that are closed now, then the rest."""
+        """Return a copy with all raw-log chunks distributed. The chunks that are closed now are distributed first."""
         other = self.copied()
         for closed_after_ms in (CLOSED_AFTER_MS, 0):
             other.clock.now += 1
@@ -164,7 +164,7 @@ def by_history(table: Table, page_bytes: int = 2**30) -> Answer:
 
 
 def records_of(table: Table) -> Answer:
-    """Return the unfolded records of the history: each row and each acknowledged record that is not merged."""
+    """Return all records of the history: each row, and each acknowledged record that is not merged yet."""
     return rows_of(table.read_history(page_bytes=2**30).records.to_pylist())
 
 

@@ -51,7 +51,7 @@ class _Post(BaseHTTPRequestHandler):
 
 
 class Mail(socketserver.ThreadingTCPServer):
-    """Mail server with enough SMTP to accept a message. `taken` contains the messages as received.
+    """Mail server with only the SMTP commands that receive a message. `taken` contains the received messages.
 
     With `tls`, the connection is encrypted from the start. With `offers_starttls`, the connection is encrypted after
     the command STARTTLS. `logins` are the logins of clients.

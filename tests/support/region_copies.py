@@ -1,4 +1,4 @@
-"""Change the copies of generations in a region's manifest, and commit a new manifest, as another release may do."""
+"""Commit a region manifest with other copies of generations, as a release with other copies would write it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def copied_as_stored(store: ObjectStore, region: str) -> list[bool]:
 
 
 def change_copies(table: Table, change: Callable[[Copies], Copies]) -> None:
-    """Commit the next manifest of each region of the table with changed copies."""
+    """For each region of the table, commit a next manifest in which `change` was applied to all copies."""
     for region in known_regions(table.store, table.snapshot):
 
         def changed(region: str = region.id) -> RegionManifest | None:

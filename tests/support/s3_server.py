@@ -40,7 +40,7 @@ _END_OF_HEAD = b"\r\n\r\n"
 
 
 class HttpFault(StrEnum):
-    """A fault of the connection between client and server. `Answer` is a fault of the reply."""
+    """A fault of the connection between the client and the server. An `Answer` instead replaces the reply."""
 
     REPLY_LOST = "applied, the connection closed without an answer"
     REQUEST_LOST = "never applied, the connection closed without an answer"
@@ -104,9 +104,10 @@ class _Script:
 class Front:
     """The scripted faults of the server.
 
-    A script selects requests by their kind and a part of their target. Each step is for one request.
+    A script selects requests by their kind and a part of their target. Each step of a script affects one request.
 
-    A request without a step passes. `seen` contains every received request, also the dropped requests.
+    The server handles a request normally if no script has a step for the request. `seen` contains all received
+    requests, including dropped requests.
     """
 
     def __init__(self) -> None:
@@ -117,7 +118,7 @@ class Front:
         self._stop: tuple[int, bool] | None = None
 
     def stop_after(self, number: int, *, applied: bool = False) -> None:
-        """Refuse every request after this number of further requests.
+        """Serve `number` more requests, and refuse all requests after these requests.
 
         With `applied`, the first refused request still takes effect.
         """
@@ -205,7 +206,7 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables that give a process access, and prevent requests for other credentials."""
+        """The environment variables with this server's credentials, so that clients use no other credentials."""
         return {
             "AWS_ACCESS_KEY_ID": ACCESS_KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
@@ -300,7 +301,7 @@ def _bytes_of(path: str, content_range: str) -> bytes:
 
 def _handler(server: _Server) -> type[MotoRequestHandler]:
     class Handler(MotoRequestHandler):
-        disable_nagle_algorithm = True  # otherwise the reply after a `100 Continue` waits 40 ms for its acknowledgement
+        disable_nagle_algorithm = True  # otherwise TCP delays the reply after a `100 Continue` by 40 ms
 
         def run_wsgi(self) -> None:
             """Serve one request.

@@ -17,7 +17,7 @@ def keys_of_one_hash(count: int) -> pa.Table:
     """Return this many different keys of the columns `a` and `b`. All keys have the same hash."""
     first = np.arange(count, dtype=np.int64)
     begun = key_hashes(pa.table({"a": first}), ["a"]) + _GOLDEN  # the key hash combines `begun` with the hash of `b`
-    wanted = begun ^ begun[0]  # with this hash of `b`, every key has the combined hash `begun[0]`
+    wanted = begun ^ begun[0]  # the hash of `b` with which each key has the same key hash, `begun[0]`
     second = _unmixed(wanted) - _GOLDEN
     found = pa.table({"a": first, "b": second.view(np.int64)})
     assert len(np.unique(key_hashes(found, ["a", "b"]))) == 1

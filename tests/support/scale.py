@@ -11,7 +11,7 @@ def scale() -> float:
 
 
 SMALL = 30
-"""A scale below 1 never reduces a count up to `SMALL`, such as the number of days or kills in a test setup."""
+"""A scale below 1 does not change counts of at most `SMALL`, such as the number of days in a test setup."""
 
 
 def scaled(default: int) -> int:

@@ -54,5 +54,5 @@ def recall(
     filter: Filter | None = None,  # noqa: A002  # as of `Table.recall`
     **of_recall: Any,
 ) -> Recall:
-    """Return the result of `vectors.recall`. `of_recall` are further arguments of `vectors.recall`."""
+    """Return the result of `vectors.recall`. The function passes `of_recall` to `vectors.recall`."""
     return measured.recall(Searched(store=store, snapshot=snapshot, filter=filter), **of_recall)

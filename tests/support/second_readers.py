@@ -4,8 +4,8 @@ Python's own modules read JSON and CSV, `fastavro` reads Avro, DuckDB and Arrow 
 The following rules belong to landing and not to the formats:
 
 - A JSON file is a sequence of values. The elements of an array are records, and a record must be an object.
-- The names of an object, or of the header of a CSV file, must differ. A CSV record must have as many fields as the
-  header.
+- A JSON object must not contain a name twice. The header of a CSV file must not contain a column name twice. A CSV
+  record must have as many fields as the header.
 - An empty field of CSV is null or empty text.
 """
 
@@ -32,7 +32,7 @@ VALUE, REST = "v", "rest"
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The content of a file, as read by a second reader.
+    """The content of a file, as read by an independent second reader.
 
     - `rows`: the rows, in the order of the file. None if the reader cannot read the whole file.
     - `rejected`: the number of records that cannot be rows.
@@ -64,7 +64,7 @@ class JsonRow:
     rest: Mapping[str, Any]
 
     def is_landed_as(self, row: Mapping[str, str | None]) -> bool:
-        """Return True if a row of the table has the same values."""
+        """Return True if the table row `row` has the values of this expected row."""
         rest = row[REST]
         return _is_same(row[VALUE], self.value) and self.rest == (dict(read_json(rest.encode())) if rest else {})
 
@@ -129,7 +129,7 @@ def _is_unicode(value: Any) -> bool:
 
 
 def _row_of(value: Any) -> JsonRow | None:
-    """Return the row of a record, or None if the record is not an object with different names."""
+    """Return the row of a record. Return None if the record is not an object, or has a name twice."""
     if not isinstance(value, tuple) or not _is_unicode(value):
         return None
     fields = dict(value)
@@ -213,7 +213,7 @@ def _arrow(read: Callable[[Path], pa.Table]) -> Callable[[Path], list[str]]:
 
 
 def texts_of(rows: pa.Table) -> list[str]:
-    """Return a text per row, in order. Equal rows of other readers have equal texts."""
+    """Return a text per row, in order. Equal rows that two different readers read have equal texts."""
     return row_texts(rows.to_pylist(maps_as_pydicts="strict"))
 
 

@@ -61,7 +61,7 @@ class _Started:
         deadline = time.monotonic() + _START_SECONDS
         running = True
         while running and time.monotonic() < deadline:
-            running = self.process.poll() is None  # checked before the log is read, so that the last lines count
+            running = self.process.poll() is None  # before the log is read, so that no line is missed
             if found := pattern.search(self.log.read_text(encoding="utf-8")):
                 return found.group(1)
             time.sleep(0.05)
@@ -148,13 +148,13 @@ class StandaloneCluster:
             "SPARK_CONF_DIR": str(no_settings()),
             # Otherwise the master would also serve REST on a fixed port.
             "SPARK_DAEMON_JAVA_OPTS": f"{quick_java.options(self._messages)} -Dspark.master.rest.enabled=false",
-            "SPARK_DAEMON_MEMORY": "512m",  # the minimum for a Connect server. Other processes use less memory
+            "SPARK_DAEMON_MEMORY": "512m",  # the minimum for a Connect server. The master and workers use less
             "SPARK_NO_DAEMONIZE": "1",
         }
 
     @property
     def driver_environment(self) -> dict[str, str]:
-        """The environment with which a job uses this cluster and records its tasks.
+        """The environment variables of a job. The variables make the job use this cluster and record its tasks.
 
         Unlike its tasks, the job imports Tidemark in the usual way.
         """
@@ -174,7 +174,7 @@ class StandaloneCluster:
             "spark.eventLog.compress": "false",
             "spark.driver.extraJavaOptions": quick_java.options(),
             "spark.executor.extraJavaOptions": quick_java.options(self._messages),
-            "spark.cores.max": str(self._workers),  # no task starts before every worker has its executor
+            "spark.cores.max": str(self._workers),  # tasks start when each worker has an executor
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             # Spark waits 30 s by default, which is too short on a busy machine.
             "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{_START_SECONDS:.0f}s",
@@ -195,7 +195,7 @@ class StandaloneCluster:
         return path
 
     def tasks(self, ending: str = "Success") -> dict[str, int]:
-        """Count the tasks that ended with `ending` by executor. The application and a number identify an executor.
+        """Return the number of tasks with the result `ending` for each executor (application and number).
 
         Endings are named as in Spark's event log: `Success`, `TaskKilled`, `ExecutorLostFailure`. Spark writes the
         event log a little later than it replies. The call therefore waits for the end of every job whose start is in

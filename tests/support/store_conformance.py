@@ -5,8 +5,8 @@
         def store(self) -> ObjectStore:
             return MyStore(...)
 
-Each test gets a new, empty store. Listings are compared as sets, because a store need not keep an order. A body and its
-replacement differ, because an ETag may be a hash of the content.
+Each test gets a new, empty store. Listings are compared as sets, because a store need not keep an order. An ETag may be
+a hash of the content. The tests therefore replace an object only by different content, so that the ETag changes.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from tests.support.events import CONFIG, HOUR_SECONDS, SCHEMA, TABLE_ID, instant
 from tests.support.ids import SeededIds
 
 LARGE = 394_464 * HOUR_SECONDS
-"""The start of the large window. The small windows follow the large window."""
+"""The start time of the large window. The small windows are later than the large window."""
 
 WINDOWS = 5
 _BATCHES = 5

@@ -25,7 +25,7 @@ ANY = SortingTerms(generations=0)
 
 @dataclass(frozen=True, slots=True)
 class FixedClock:
-    """A clock with a fixed time. Only the sleeps of this clock use the clock of the machine."""
+    """A clock with a fixed time. Only `sleep` uses the real time of the machine."""
 
     at_ms: int
 

@@ -3,10 +3,11 @@
 Clocks cannot measure the number of round trips. On a busy machine, or in a fast store, one of two concurrent requests
 may end before the other begins. This module therefore tracks which thread waits for which other thread.
 
-Each request has a round trip number. The thread of the request may have waited for earlier requests. The number is one
-higher than the highest number of these requests. A thread waits for its own requests. A worker thread also waits for
-the earlier requests of the thread that submitted the work. If a thread takes a result, the thread also waits for all
-requests that this result needed. Concurrent requests of other threads do not count.
+Each request has a round trip number. The thread of the request may have waited for earlier requests. The round trip
+number of a request is one higher than the highest number of the requests for which its thread has waited. A thread
+waits for its own requests. A worker thread also waits for the earlier requests of the thread that submitted the work.
+If a thread takes a result, the thread also waits for all requests that this result needed. Concurrent requests of other
+threads do not count.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Waves:
 
     @contextmanager
     def followed(self) -> Iterator[Waves]:
-        """Reset, and track which thread submits work to which thread and takes its results."""
+        """Reset the counts. Then track which thread submits work to which thread, and which takes the result."""
         submit, result, start = ThreadPoolExecutor.submit, Future.result, threading.Thread.start
 
         def submitted(pool: ThreadPoolExecutor, work: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:

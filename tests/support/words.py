@@ -48,7 +48,7 @@ def begins(tokenizer: str, text: str, prefix: str) -> bool:
 
 
 def near(text: Sequence[str], phrase: Sequence[str], slop: int) -> bool:
-    """Return True if a text has a phrase's words, with position shifts that differ by at most `slop`."""
+    """Return True if a text contains the words of a phrase, moved against each other by at most `slop` positions."""
     places = [[place for place, each in enumerate(text) if each == word] for word in phrase]
     for chosen in itertools.product(*places):
         moves = [place - number for number, place in enumerate(chosen)]

@@ -150,7 +150,7 @@ def sorted_rows(rows: pa.Table, where: SplitContext) -> pa.Table:
 
 
 def lying(table: Events, rows: pa.Table, native: SortOrder | None = None, **lies: Any) -> Add:
-    """Write a split whose file and action are consistent and correct except for the values in `lies`."""
+    """Write a split whose file and action are consistent. Only the values in `lies` of the action are wrong."""
     where = table.context
     unwindowed = replace(where, window_seconds=None)
     true = write_split(

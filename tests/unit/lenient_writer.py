@@ -15,7 +15,7 @@ from tests.support.keyed_table import PLANES
 
 
 def lenient(store: ObjectStore, snapshot: Snapshot, *, clock: Clock, ids: Ids) -> RegionWriter:
-    """Return a writer for a table of planes with a single region. The writer ignores the schema's required columns."""
+    """Return a writer that ignores required columns. The table has the schema `PLANES` and a single region."""
     region = only_region(snapshot.table_id, snapshot.config.region_spec)
     claimed = claim(store, region, record_schema=record_schema(PLANES), clock=clock, ids=ids)
     builder = RecordBuilder(PLANES, ("tailnum",))

@@ -1,8 +1,9 @@
 """Test program: a process reads while the machine lacks file descriptors, address space or disk space.
 
 `python -m tests.unit.poor_machine CONDITION STEPS` prints one line per step and query: `answered`, or the error. STEPS
-are numbers separated by commas. With `LEAST:MOST:WITHIN reads`, the program tries each read with the step numbers LEAST
-and MOST. The program then bisects to find the first step with an answer, to an accuracy of WITHIN. Each try has its own
+are numbers separated by commas. With the argument `LEAST:MOST:WITHIN reads`, the program first tries each read with the
+lowest step LEAST and the highest step MOST. By a binary search between LEAST and MOST, the program then finds the
+lowest step at which the read succeeds. The search stops when the result is exact to WITHIN steps. Each try has its own
 fresh process, and the output contains the cause if the process dies. With `checkpointed`, that process must first read
 a checkpoint.
 """

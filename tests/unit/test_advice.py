@@ -36,7 +36,7 @@ SOURCES = [path for folder in ("storage_core", "jobs", "assets", "pipelines") fo
 OWN = "copy a backup of live/ into any store"
 ADVICES = (SEE_CORRUPT, OWN, "restore the object", "break the lease", "Land the whole file again")
 
-# Handlers of these classes may handle a `Corrupt`.
+# An `except` clause with one of these classes also catches a `Corrupt` error.
 CAUGHT = {"Corrupt", "TidemarkError", "DAMAGE", "UNREADABLE", "LASTING"}
 
 
@@ -141,7 +141,7 @@ def _advises(text: str) -> bool:
 
 
 def _whole_texts(tree: ast.Module) -> Iterator[int]:
-    """Return the lines of handlers that may handle a `Corrupt` and put `str(error)` into a longer text."""
+    """Return the lines at which a handler of a `Corrupt` error puts the whole `str(error)` into a longer text."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ExceptHandler) and node.type is not None:
             names = {each.id for each in ast.walk(node.type) if isinstance(each, ast.Name)}

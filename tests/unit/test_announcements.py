@@ -1,4 +1,4 @@
-"""Messages about new objects are decoded in every form in which S3 sends them, and other messages are recognized."""
+"""All forms of S3 messages about new objects are decoded. Messages that are not understood are recognized."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of an asset's partition: conditions on typed values select exactly its rows."""
+"""The conditions for a partition of an asset select exactly the rows of this partition."""
 
 from __future__ import annotations
 

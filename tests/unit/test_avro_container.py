@@ -1,4 +1,4 @@
-"""Avro files with false claims, truncation or an unsupported codec are refused before decoding."""
+"""Avro files that are truncated, state wrong sizes, or use an unsupported codec are refused before decoding."""
 
 from __future__ import annotations
 

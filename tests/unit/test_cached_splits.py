@@ -114,7 +114,7 @@ def test_what_was_fetched_once_is_not_fetched_by_a_process_that_begins(store: Me
     assert (second.counts.hits, second.counts.misses) == (4, 0)
     assert second.counts.bytes > 8 * ROWS
     third = cache(place)
-    assert gets(store, lambda: read(store, add, third)) == 3  # the other columns, which are adjacent
+    assert gets(store, lambda: read(store, add, third)) == 3  # the columns that are not in the cache
     assert third.counts - CacheCounts(bytes=third.counts.bytes) == CacheCounts(hits=4, misses=6)
     assert read(store, add, cache(place)).equals(rows_of(1))
     assert gets(store, lambda: read(store, add, cache(place))) == 0
@@ -233,7 +233,7 @@ SPOILT: dict[str, Spoil] = {
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request through a cache, its expected answer, and the number of GETs that it always makes."""
+    """A read through a cache, its expected answer, and the number of GETs that the read makes in any case."""
 
     ask: Callable[[CachedPieces], object]
     tells: object
@@ -485,7 +485,7 @@ def test_one_read_keeps_a_quarter_of_the_bound(place: Path) -> None:
 
 @pytest.mark.parametrize("scans", [1, 8])
 def test_scans_do_not_take_the_place_of_manifests(store: MeteredStore, place: Path, scans: int) -> None:
-    """The cache is full of used entries when a new process reads a manifest and scans."""
+    """The cache is full of entries that were read. Then a new process reads a manifest and scans splits."""
     manifest, whole = of_manifest(store, 1), cache(place, 2**20)
     for name, piece, data in pieces(200, 10_000):
         whole.write("s3://x", "path", name, [(piece, data)])

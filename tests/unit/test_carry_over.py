@@ -45,7 +45,7 @@ CONFIGS = {"sorted": SETTINGS, "several outputs": SEVERAL, "no order": UNSORTED,
 
 
 def row(n: int) -> Row:
-    """Return a row. Rows have equal sort keys and nulls, but no two rows are equal."""
+    """Return row number `n`. Many rows share a sort key or have a null host, but all rows differ in `n`."""
     host = None if n % 11 == 0 else f"h{n % 7}"
     return {"at": START + dt.timedelta(seconds=n * 7 % 600), "host": host, "n": n, "text": f"{n * n % 1_000_003:x}"}
 
@@ -188,7 +188,7 @@ def test_without_the_versions_since_the_plan_a_missing_input_is_a_conflict() -> 
 
 
 def _with_head(table: KeyedTable, meanwhile: Callable[[], object]) -> None:
-    """Compact. Delete the planned version file during the compaction, so that the log must search its head."""
+    """Compact, and delete the version file of the plan meanwhile. The log must then search for its newest version."""
     planned = version_key(table.snapshot.version)
 
     def act() -> None:

@@ -97,7 +97,7 @@ def test_one_row_is_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class Terminal(io.StringIO):
-    """A stream that reports to be a terminal."""
+    """A text stream whose `isatty` returns True, like a terminal."""
 
     def isatty(self) -> bool:
         return True

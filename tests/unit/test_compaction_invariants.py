@@ -1,4 +1,4 @@
-"""The checks of compaction find violations: each check gets a wrong output (negative control) and a right output."""
+"""Each check of compaction accepts a correct output of a compaction and rejects a wrong output."""
 
 from __future__ import annotations
 

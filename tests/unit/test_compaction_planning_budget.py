@@ -1,4 +1,4 @@
-"""Planning uses columns: its cost grows with the number of planned merges, not with the number of splits.
+"""The cost of compaction planning grows with the number of planned merges, not with the number of splits.
 
 The tests count steps, never seconds. A step is an executed line of Python, a call of a function (also of a C function),
 or a created record.
@@ -30,7 +30,7 @@ INPUTS = 10_000
 
 
 def _per_split(snapshot_of: Callable[[int], Snapshot], work: Callable[[Snapshot], object]) -> float:
-    """Return the number of extra steps per additional split. A loop over splits takes at least one step per split."""
+    """Return by how many steps the cost grows per split. A loop over splits takes at least 1 step per split."""
     few, many = (steps_of(partial(work, snapshot_of(count))).count for count in (SPLITS // 2, SPLITS))
     return (many - few) / (SPLITS // 2)
 
@@ -42,7 +42,7 @@ def _debts(snapshot: Snapshot, mode: Mode) -> list[PendingCompaction]:
 @pytest.mark.parametrize("windows", [1, 400])
 @pytest.mark.parametrize("mode", list(Mode))
 def test_debt_takes_no_step_per_split(windows: int, mode: Mode) -> None:
-    # A merge takes a dozen splits, and a loop over merges takes a few steps for each merge.
+    # A merge has about twelve input splits. A loop over merges therefore takes less than half a step per split.
     assert _per_split(lambda count: snapshot_of_many(count, windows), partial(_debts, mode=mode)) < 1 / 2
     many = snapshot_of_many(SPLITS, windows)
     assert sum(each.splits for each in _debts(many, mode=mode)) >= SPLITS * 0.9
@@ -121,8 +121,8 @@ def test_a_plan_replaces_a_bounded_number_of_splits_and_begins_in_every_window(w
 def test_the_plan_does_not_depend_on_where_the_state_lists_a_split(manifests: int) -> None:
     many = snapshot_of_many(2000, 3)
     files = many.splits.table()
-    # The splits alternate between two scopes, and each commit adds several splits. Planning must therefore order scopes
-    # and break ties.
+    # The splits alternate between two scopes, and each commit adds several splits. Planning must therefore put the
+    # scopes in a fixed order. Within a scope, planning must also put splits of the same commit in a fixed order.
     partition = pa.array(["b", "a"] * 1000)
     files = files.set_column(FILES_SCHEMA.get_field_index("partitionId"), FILES_SCHEMA.field("partitionId"), partition)
     shuffled = files.take(pa.array(np.random.default_rng(3).permutation(len(files))))

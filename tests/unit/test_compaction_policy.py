@@ -1,4 +1,4 @@
-"""The compaction policy on columns merges the right splits at the right time, and repeated runs finish all windows."""
+"""The compaction policy merges the right splits at the right time. Repeated runs finalize all windows."""
 
 from __future__ import annotations
 

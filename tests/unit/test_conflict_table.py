@@ -45,7 +45,7 @@ OLD_FILE = Txn(appId="landed:old", version=1)
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The commit for one row or column of the conflict table. The commit was planned on the fixture's table."""
+    """A commit for one row or one column of `TABLE`. The commit was planned on the table of the fixture."""
 
     actions: tuple[Action, ...]
     requirements: tuple[Requirement, ...] = ()
@@ -103,9 +103,9 @@ MINE: Mapping[str, Commit | None] = {
     "prune": prune(),
 }
 
-# "mine" is the commit of the row, and "theirs" is the commit of the column. "ok" means that "mine" commits after
-# "theirs". "abort" means that "mine" writes nothing and must be planned again. "drop" means that "mine" commits without
-# the segment of a removed split.
+# Each row is a commit "mine", and each column is a commit "theirs" that came first. "ok" means that "mine" can still be
+# committed. "abort" means that "mine" writes nothing and must be planned again. "drop" means that "mine" commits
+# without the index segment of a split that "theirs" removed.
 TABLE = """
 mine \\ theirs | append | merge r | merge q | delete a | compact c d | compact a b | index c | index a | upkeep | window | drop idx | checkpoint | ingest | prune
 append        | ok     | ok      | ok      | ok       | ok          | ok          | ok      | ok      | ok     | abort  | ok       | ok          | ok     | ok

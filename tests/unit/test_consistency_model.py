@@ -1,4 +1,4 @@
-"""The model that checks the reads of readers accepts every allowed read and rejects each kind of forbidden read."""
+"""The consistency checker accepts every allowed read and rejects each kind of forbidden read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.support.consistency import History, Level, Mark, Read, Write, check
 
 
 def write(at: int, *, durable: bool = True, begun: int | None = None, **changes: int | None) -> Write:
-    """Return a write that ended at a stamp. The first letter of each key names its region."""
+    """Return a write that ended at the logical time `at`. The first letter of each key names its region."""
     (region,) = {key[0] for key in changes}
     return Write(
         region=region,

@@ -524,8 +524,8 @@ def test_each_location_is_completed_once_however_many_tables_are_declared(
 
     monkeypatch.setattr(resolve, "_completed", counted)
     assert len(read_tables(tmp_path).tables) == 300
-    # A declaration compares its own two locations. The two locations are also compared with the locations of other
-    # tables.
+    # The check of a declaration compares the two locations of this declaration with each other. The two locations are
+    # also compared with the locations of other tables.
     assert len(completed) == 4 * 300
 
 

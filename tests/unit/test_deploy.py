@@ -170,7 +170,7 @@ def test_the_pods_get_every_file_of_the_declarations() -> None:
 
 def test_empty_files_of_all_tables_declare_nothing(tmp_path: Path) -> None:
     for name in (ALERTS, AUTOMATION, UPKEEP):
-        (tmp_path / name).touch()  # as the page advises for Kubernetes
+        (tmp_path / name).touch()  # docs advise empty files for Kubernetes
     assert list(problems_of_all(tmp_path)) == []
     assert read_alerts(tmp_path).receivers == ()
 

@@ -222,7 +222,7 @@ def test_a_table_that_cannot_be_opened_or_written_stops_no_other() -> None:
 
 
 def gapped() -> tuple[Board, str, list[str]]:
-    """Make one writer with five chunks of one row in separate segments, and another writer."""
+    """Make a raw log of two writers. The first writer has five segments with one chunk of one row each."""
     given = board("a", "users", keyed="users")
     clock = ManualClock()
     with raw(*given.stores, clock=clock) as log:

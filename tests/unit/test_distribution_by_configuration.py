@@ -1,4 +1,4 @@
-"""Distribution follows the settings of the table: merged maps and late rows."""
+"""The distribution of a raw log applies the table's settings for merged map columns and late rows."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def _section(path: Path, heading: str) -> str:
 
 
 def _table(text: str, *head: str) -> list[list[str]]:
-    """Return the cells of the table with this head, row by row. A bar within a cell has a backslash."""
+    """Return the cells of the table with this head, row by row. A `|` in a cell is escaped."""
     lines = text.splitlines()
     start = next(index for index, line in enumerate(lines) if _cells(line)[: len(head)] == list(head))
     rows = []
@@ -188,7 +188,7 @@ def test_every_tidemark_command_of_the_documents_parses() -> None:
         name, *arguments = [each for each in words if each != "-v"]
         if name not in COMMANDS:
             broken.append(f"{where}: {' '.join(words)}: no such command")
-        elif arguments:  # a bare name is a mention, not an example
+        elif arguments:  # a command name without arguments is not an example
             try:
                 COMMANDS[name].make_context(name, arguments)
             except typer.TyperException as error:
@@ -440,7 +440,7 @@ def test_a_decision_supersedes_the_old_numbers_that_the_map_leads_to_it() -> Non
 
 
 def _superseding(decision: str) -> str:
-    """Return the paragraph below the title, which has status, date and the old numbers, as one line."""
+    """Return the paragraph with the status, the date and the superseded decisions, as one line."""
     return " ".join(decision.split("\n\n")[1].split())
 
 

@@ -113,7 +113,7 @@ def test_the_page_of_configuration_lists_every_variable_of_the_environment() -> 
 
 # For each operation in the README table: the metric of the benchmark, and the first peer in README.
 MEASURED = {
-    "open a table of 1,000,000 files and load all file entries": (
+    "open a table of 1,000,000 files, load all entries": (
         "log_at_scale",
         "open 1,000,000 files and look at all, statistics too",
         "delta-rs",
@@ -123,7 +123,7 @@ MEASURED = {
         "durable append of 1,000 rows, p50, to a deltalake append",
         "deltalake append",
     ),
-    "upsert 1,000,000 rows into 1,000,000, keyed table": (
+    "upsert 1,000,000 rows into 1,000,000 rows, keyed table": (
         "ingestion",
         "distribution and merging, 1,000,000 upserts into 1,000,000 keys, to a Delta MERGE on Spark",
         "Delta MERGE on Spark",

@@ -1,4 +1,4 @@
-"""Run requests for pending generations contain the number of generations and the bytes to read for the budgets."""
+"""A run request for unmerged generations contains the number of generations and the bytes to be read."""
 
 from __future__ import annotations
 

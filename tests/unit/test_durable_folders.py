@@ -52,7 +52,7 @@ Act = Callable[[ObjectStore], object]
 
 
 class Disk:
-    """The guarantee of an operating system: an entry of a folder is durable after a later fsync of the folder.
+    """A model of a disk. A new entry of a folder is durable only after an fsync of the folder.
 
     `entries` contains the entries that are not durable yet. Hints, which may be lost, and temporary files are excluded.
     """
@@ -121,7 +121,7 @@ def commit(store: ObjectStore) -> None:
 
 
 def commit_of_an_application(store: ObjectStore) -> None:
-    """Commit like a retried job: with the same recorded transaction and a new commit id each time."""
+    """Commit like a job that is retried. Each try has the same `Txn` action and a new commit id."""
     log = TransactionLog(store, clock=ManualClock())
     log.commit(log.snapshot(), [Txn(appId="job", version=1)], operation="X")
 
@@ -239,7 +239,7 @@ def test_what_is_acknowledged_is_durable_whichever_fsync_of_a_folder_fails(
         before(LocalStore(root))
         disk.fsyncs = 0
         disk.fails = partial(operator.eq if once else operator.le, failing)
-        for _ in range(2):  # first the retrying process, then its successor
+        for _ in range(2):  # one process retries, then a new process retries
             store = LocalStore(root)
             for _ in range(2):
                 outcomes.add(done := acknowledged(act, store))
@@ -263,7 +263,7 @@ def test_a_file_whose_fsync_fails_is_written_anew_and_never_believed(
         status = os.fstat(descriptor)
         if stat.S_ISREG(status.st_mode):
             assert status.st_ino not in failed, "its pages count as clean now, and may be lost"
-            written.append(os.dup(descriptor))  # the copy stays open, so that no other file gets the number
+            written.append(os.dup(descriptor))  # so that no other file gets this inode number
             if len(written) < 3:
                 failed.append(status.st_ino)
                 raise OSError(errno.EIO, "Input/output error")

@@ -152,7 +152,7 @@ def test_a_table_keeps_the_retention_it_was_created_with(tmp_path: Path, text: s
 
 @pytest.fixture
 def declare(tmp_path: Path) -> Callable[[str], Table]:
-    """Declare a table of one windowed column with additional lines."""
+    """Declare a table with one time column. `more` has additional lines of the declaration."""
 
     def declared(more: str) -> Table:
         file = tmp_path / "t.yaml"

@@ -262,7 +262,7 @@ def all_of(store: FaultStore, start_after: str) -> list[ObjectInfo]:
 
 
 def scenario(seed: int) -> tuple[FaultStore, list[object]]:
-    """Return a store for every kind of fault, and the answers to some requests of each kind."""
+    """Return a store with random faults of all kinds, and the store's answers to requests of all kinds."""
     store = FaultStore(with_objects(*KEYS), seed=seed, rates=RATES, page_keys=4)
     answers: list[object] = []
     for key in KEYS:

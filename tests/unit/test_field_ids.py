@@ -1,4 +1,4 @@
-"""Ids of nested fields, and splits of early 0.1 without ids."""
+"""Splits have ids of nested fields. Splits of early 0.1 releases without these ids can still be read."""
 
 from __future__ import annotations
 

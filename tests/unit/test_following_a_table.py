@@ -1,4 +1,4 @@
-"""A follower finds the same rows between two positions for every step size and every history."""
+"""The rows that a follower of a table reads between two positions do not depend on its step size."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def follower(table: tm.Table, *, as_changes: bool = False) -> Follower:
 
 
 def rows_between(following: Follower, start: Position, end: Position) -> list[int]:
-    """Return the values of column `n` in the rows that tasks read between two positions."""
+    """Return column `n` of the rows that the follower's tasks read between two positions of the table."""
     found: list[int] = []
     for each in following.work(start, end):
         batches = (

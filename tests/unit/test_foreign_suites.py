@@ -18,7 +18,7 @@ SUITE = Suite("demo", "1.0", "", "MIT", ("data", "more/inside"), ("LICENSE",))
 
 
 def package(files: Mapping[str, bytes | None]) -> tuple[Suite, bytes]:
-    """Return a source package, and the suite with its SHA-256. A file with content None becomes a link to /etc."""
+    """Return a `Suite` and its source package with the files. A file with content None becomes a link to /etc."""
     target = BytesIO()
     with tarfile.open(fileobj=target, mode="w:gz") as archive:
         for name, data in files.items():

@@ -117,7 +117,7 @@ def test_a_file_in_the_place_of_another_version_is_named_and_no_other(table: Sam
 def test_a_copy_that_does_not_say_its_number_is_told_by_its_time(table: SampleTable) -> None:
     """For version files of early 0.1 releases, the check reports only the copy of a version file.
 
-    The check does not report the copied file or the files between the copied file and the copy.
+    The check does not report the original of the copy, or the versions between the original and the copy.
     """
     for version in range(5):
         (info, *rest) = decode_version(table.store.get(version_key(version)).data, "any")

@@ -367,7 +367,7 @@ def test_scores_beside_superseded_rows_are_within_the_bound_of_decision_0100(tmp
 
 
 def most_dead(texts: list[str], live: list[int], word: str) -> float:
-    """Return the largest share of dead rows, measured by rows, by words, and by rows with this word."""
+    """Return the largest of three shares of dead rows: of all rows, of all words, and of all rows with `word`."""
 
     def share(sizes: list[int]) -> float:
         return 1 - sum(sizes[row] for row in live) / max(sum(sizes), 1)

@@ -56,7 +56,7 @@ def fields_that_can_hold_a_key() -> list[tuple[type[Action], str, Any]]:
 
 
 def planted(annotation: Any) -> list[object]:
-    """Return values of the annotated type that contain the planted key, at every depth that the type allows."""
+    """Return values of the type `annotation` that contain `PLANTED`, at each level at which the type allows texts."""
     text = str(annotation)
     if "Mapping" in text:
         values: list[object] = [{"name": PLANTED}]

@@ -202,7 +202,7 @@ def test_a_segment_that_is_lost_or_damaged_costs_time_and_no_answer(
 def test_scores_are_those_of_one_index_over_all_rows_of_the_base_of_generations_and_of_the_rest(tmp_path: Path) -> None:
     table = two_generations(new_table(WORDS))
     base, first = ["ebb ebb", "flood"], ["ebb", "ebb tide", "ebb", "neap tide"]
-    rest = ["spring tide", "ebb"]  # row 4 after the patch, and the row in the log
+    rest = ["spring tide", "ebb"]  # the patched row 4, and the row in the WAL
     corpus = pa.table({"text": pa.array([*base, *first, *rest])})
     (tmp_path / "one").mkdir()
     for name, data in fulltext.build(corpus, WORDS).items():

@@ -1,4 +1,4 @@
-"""Records of removed landed files are pruned except for the content, and a returning file adds no row twice."""
+"""The table forgets removed landed files except their content hash. A file that lands again adds no row twice."""
 
 from __future__ import annotations
 

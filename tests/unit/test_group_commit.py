@@ -1,6 +1,6 @@
 """Group commit: calls of many threads share one WAL entry.
 
-The tests also cover rows for which no call waits, and limits with and without a waiting call.
+The tests also cover rows that no call must wait for to be durable, and size limits with and without a waiting call.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LATER = WriterOptions(durable=False, linger_ms=3_600_000)
 
 
 class Gate:
-    """A gate that lets puts of WAL entries pass one by one or all at once."""
+    """Blocks the puts of WAL entries. The test releases the blocked puts one by one or all together."""
 
     def __init__(self) -> None:
         self.arrived = threading.Semaphore(0)
@@ -54,20 +54,20 @@ class Gate:
 
 
 class Callers:
-    """Calls in separate threads, each of which waits before the next call begins."""
+    """Starts calls in separate threads. A call begins only when the previous call is already waiting."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
         self.pool = ThreadPoolExecutor(max_workers=20)
 
     def start(self, call: Callable[[], object]) -> Future[object]:
-        """Start a call and return when the closed gate blocks its put."""
+        """Start a call, and return when the put of this call is blocked."""
         future = self.pool.submit(call)
         self.gate.arrived.acquire()
         return future
 
     def join(self, call: Callable[[], object], writer: RegionWriter) -> Future[object]:
-        """Start a call and return when the call waits behind the blocked put."""
+        """Start a call, and return when the call waits for the blocked put of an earlier call."""
         before = waiting(writer)
         future = self.pool.submit(call)
         until(lambda: waiting(writer) > before)
@@ -109,7 +109,7 @@ def test_sixteen_threads_share_their_puts() -> None:
     at_work: set[int] = set()
 
     def until_all_have_come(kind: str, _key: str) -> None:
-        """Delay a put until every thread has a waiting call, even on a busy machine."""
+        """Delay a put until the calls of all threads wait for the writer, even on a busy machine."""
         if kind == "put" and at_work:
             until(lambda: waiting(writer) >= len(at_work))
 
@@ -168,7 +168,8 @@ def test_every_call_of_an_entry_learns_that_its_outcome_is_unknown(gate: Gate, c
     with gate.closed():
         calls = [callers.start(lambda: writer.put(plane("a")))]
         calls += [callers.join(partial(writer.put, plane(name)), writer) for name in "bc"]
-        # The store chooses the fault of the blocked request only when the gate opens.
+        # The store applies a fault to the blocked put only after the put is released, so the test can still set the
+        # fault here.
         store.on_put(WAL, *[PutFault.DELAYED_THEN_UNKNOWN] * 4)
     for call in calls:
         with pytest.raises(CommitUnknown):

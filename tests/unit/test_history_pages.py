@@ -127,7 +127,8 @@ def test_the_records_fold_to_the_rows_and_come_in_the_order_base_generations_tai
     table = filled()
     records = page_of(table.log).records
     assert folded(records, table.snapshot) == table.rows()
-    # The live rows of both splits, four records of each of two generations, and two records of each claim.
+    # The history has the live rows of both splits, four records from each of two generations, and two WAL records from
+    # each of two writers.
     base = [row["tailnum"] for row in table.base_rows()]
     names = records.column("tailnum").to_pylist()
     assert sorted(names[: len(base)], key=str) == sorted(base, key=str)
@@ -295,7 +296,7 @@ def test_entries_that_were_never_acknowledged_are_left_out_wherever_the_history_
     whole = page_of(table.log).records
     region = region_of(table.snapshot.table_id)
     last = decode(page_of(table.log, page_bytes=1).token or "").regions[0].last
-    # The entry that a fenced writer would have put after the sentinel of its successor.
+    # A fenced writer writes this entry after the sentinel of the writer that took the region.
     stray = WalEntry(writer_epoch=1, generation=5, writer_id="w", seq=1, records=whole.slice(0, 1), number=last + 1)
     table.store.put(keys.wal_entry_key(region, last + 1), arrow_files.encode_wal_entry(stray), IfAbsent())
     pages = [*pages_of(table.log, page_bytes=1)]
@@ -392,8 +393,8 @@ def test_a_page_costs_what_it_reads_and_nothing_of_what_was_read_before() -> Non
         token = page.token
         if token is None:
             break
-    # First page: hint and manifest of the region, HEADs for its tail, two requests for a newer version, and the first
-    # split.
+    # The requests for the first page read the hint and the manifest of the region, and the first split. Other requests
+    # search the end of the region's WAL with HEADs, and search a newer version of the table with two GETs.
     assert spent[0] == {"get": 5, "head": 6}
     assert all(set(each) == {"get"} for each in spent[1:])
     gets = {kind: [each["get"] for at, each in zip(kinds, spent, strict=True) if at == kind] for kind in set(kinds)}
@@ -401,11 +402,12 @@ def test_a_page_costs_what_it_reads_and_nothing_of_what_was_read_before() -> Non
         # To return a page of the base, the call reads the split. To detect the last row, the call also reads the next
         # split, or the manifest, the generation and the entry.
         "InBase": [5, 1, 1, 1, 1, 2, 1, 1, 1, 1, 4],
-        # For a page of a generation, the call reads the manifest, the generation and the entry. The call then reads the
-        # next entry. If the next entry is in another generation, the call also reads the other generation.
+        # For a page of a generation, the call reads the manifest, the generation and the entry. To detect the last
+        # record, the call also reads the next entry of the generation. If the next entry is in another generation, the
+        # call also reads the other generation.
         "InGenerations": [3, 4, 4, 5, 3, 4, 4, 4],
-        # For a page of the log, the call reads the entry and the next entry. The sentinel of the second claim is
-        # between two of the entries.
+        # For a page of the log, the call reads the entry and the next entry. One page needs a third request, because
+        # the sentinel of the second claim is between its two entries.
         "InTail": [2, 3, 2, 1],
     }
 

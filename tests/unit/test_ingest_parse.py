@@ -82,7 +82,7 @@ def test_lines_are_numbered_whatever_the_block_size(block_bytes: int) -> None:
     assert [bad for block in blocks for bad in block.not_text] == [(3, b"two\xff")]
 
 
-# Pattern: the access log.
+# The following tests parse lines with the pattern of the access log.
 
 
 def access_log(folder: Path, lines: str) -> Parsed:

@@ -1,4 +1,4 @@
-"""The windows for which a job is requested, and the result of a job without such windows."""
+"""The arguments of a job select windows. Tests cover windows, bounds, durations, and tables without windows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Legacy JSON checkpoints, ours and foreign ones, open to the same snapshot, and damage costs only time."""
+"""Old JSON checkpoints of Tidemark and other programs open correctly. Damaged JSON checkpoints lose no data."""
 
 from __future__ import annotations
 
@@ -172,9 +172,10 @@ def test_a_damaged_manifest_hides_no_json_checkpoint_of_the_same_version(
 
 
 def test_a_new_state_names_no_manifest_that_only_a_snapshot_in_memory_still_knows() -> None:
-    """JSON checkpoints outlive an Avro state.
+    """The table still has JSON checkpoints after its Avro state was removed.
 
-    The manifests of this state are removed before each request that writes the next state.
+    In each try, the manifests of the Avro state are removed before another request of the process that writes the next
+    state.
     """
     for instant in count():
         clock = ManualClock()
@@ -269,7 +270,7 @@ def test_every_flipped_bit_of_a_list_of_parts_is_noticed_but_in_the_name_of_its_
         flipped = bytearray(root)
         flipped[bit // 8] ^= 1 << bit % 8
         store.put(json_checkpoint_key(4), bytes(flipped), Overwrite())
-        if bit in checksum:  # like a list of another release without a checksum
+        if bit in checksum:  # like a list without a checksum
             with suppress(Corrupt):
                 assert checkpoint.load_json_checkpoint(store, 4) == head
             continue

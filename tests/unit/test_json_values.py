@@ -1,4 +1,4 @@
-"""The specification's table of JSON values in landed lines, row by row."""
+"""Landed JSON values are stored as each row of the specification's table of JSON values states."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TYPES = {
 
 
 def written() -> Iterator[tuple[str, str, str]]:
-    """Return type, value and stored value of every example in the table."""
+    """Yield the column type, the JSON value and the stored value of every example in the table."""
     section = SPEC.read_text(encoding="utf-8").split("### 14.1 JSON values\n")[1].partition("\n## ")[0]
     for line in section.splitlines():
         if not line.startswith("| `"):

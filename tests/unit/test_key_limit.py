@@ -103,7 +103,7 @@ def test_distribution_rejects_a_row_with_a_key_beyond_the_limit_and_takes_its_de
 
 @pytest.fixture
 def old_table(monkeypatch: pytest.MonkeyPatch) -> KeyedTable:
-    """Make a table with a key of 600 KB from a release without the limit."""
+    """Make a table with a key of 600 KB, as a release without the limit for the key size writes it."""
     table = KeyedTable(MemoryStore("planes")).create()
     with monkeypatch.context() as before, table.writer() as writer:
         before.setattr(records, "require_short_keys", lambda *_: None)
@@ -198,7 +198,7 @@ def lenient(table: KeyedTable) -> RegionWriter:
 
 @pytest.fixture
 def stuck() -> KeyedTable:
-    """Make a table whose region holds patches of missing rows without the required columns."""
+    """Make a table with unmerged patches whose rows do not exist. The patches do not have all required columns."""
     table = KeyedTable(MemoryStore("planes")).create(REQUIRED)
     with lenient(table) as writer:
         writer.put([_row("a"), _row("b")])

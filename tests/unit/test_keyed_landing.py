@@ -1,4 +1,4 @@
-"""Landed files change a keyed table by key. Tests cover operations, order, envelopes, quarantine and repetition."""
+"""Landed records put, patch or delete rows of a keyed table. Covers order, envelopes, quarantine, repetition."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_every_kind_has_an_entry_and_every_builder_of_a_key_is_of_a_kind() -> No
 
 
 def test_the_parts_of_a_key_are_fields_of_what_a_parser_returns() -> None:
-    known = {each.name for each in fields(keys.ParsedKey)} | {"folder", "partition"}  # two parts without a field
+    known = {each.name for each in fields(keys.ParsedKey)} | {"folder", "partition"}  # no fields of `ParsedKey`
     parts = {kind: set(re.findall(r"{(\w+):", KINDS[kind].template)) for kind in OF_TABLES}
     assert {kind: names - known for kind, names in parts.items() if names - known} == {}
     assert any(parts.values())
@@ -123,9 +123,10 @@ def test_a_kind_that_is_no_document_has_no_codec_in_its_entry() -> None:
 
 
 def test_a_kind_takes_an_entry_and_its_module() -> None:
-    """Some documents are always kept.
+    """Garbage collection always keeps some documents.
 
-    The maintenance modules refer to exactly the kinds of documents that are about rows.
+    The maintenance modules refer to every kind of document with information about rows, and to no other kind of
+    document.
     """
     visitors = "".join(each.read_text(encoding="utf-8") for each in MAINTAIN.glob("*.py"))
     named = {each.kind for each in DOCUMENTS if f"KeyKind.{each.kind.name}" in visitors}

@@ -1,4 +1,4 @@
-"""The layers of docs/architecture/README.md: imports only go down (checked in the syntax tree, without imports)."""
+"""Modules import only modules of the same or a lower layer. The tests parse the modules and do not import them."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ FORBIDDEN: Mapping[str, frozenset[str]] = {
 
 
 def layer_of(module: str) -> str | None:
-    """Return the layer of a module. The layer is the longest entry of `HEIGHT` that is the module or a parent."""
+    """Return the layer of a module. The layer is the module itself or its nearest parent package in `HEIGHT`."""
     parts = module.split(".")
-    # `storage_core` itself is the facade and not a parent of layers. So an unknown module `storage_core.x` has no
-    # layer.
+    # `storage_core` itself is the facade and not a parent of layers. A module `storage_core.x` that is not in `HEIGHT`
+    # therefore has no layer.
     names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     return next((name for name in names if name in HEIGHT and (name != "storage_core" or module == name)), None)
 
@@ -131,7 +131,7 @@ def _climbs(module: str, target: str) -> str | None:
 
 
 def _sources() -> dict[str, tuple[str, bool]]:
-    """Return every module of product and programs. `storage_core/__init__.py` is the module `storage_core`."""
+    """Return all modules of `PRODUCT` and `PROGRAMS`. The module `storage_core` is `storage_core/__init__.py`."""
     sources = {}
     for folder in (*PRODUCT, *PROGRAMS):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -146,7 +146,7 @@ def test_imports_go_down_only() -> None:
 
 
 def test_no_module_imports_what_imports_it() -> None:
-    """The rule covers imports at the top, inside a function, and for types only."""
+    """The rule covers top-level imports, imports in functions, and imports that only type checkers execute."""
     sources = {name: each for name, each in _sources().items() if name.partition(".")[0] in PRODUCT}
     packages = {name for name, (_, is_package) in sources.items() if is_package}
     known = frozenset(sources)
@@ -257,7 +257,7 @@ def test_temporary_files_have_one_home() -> None:
 
 
 def _programs(source: str) -> Iterator[str]:
-    """Return the texts in a source that are programs and import the product."""
+    """Yield the string constants of a Python source that are themselves Python programs with imports."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and "import" in node.value:
             text = textwrap.dedent(node.value)

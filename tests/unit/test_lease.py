@@ -63,7 +63,7 @@ class Maintainer:
         return acquire(self.log, self.planned, RESOURCE, self.name, is_dead=is_dead)
 
     def commit(self, lease: Lease, name: str) -> int:
-        """Replace split a, as all processes of these tests do."""
+        """Replace split a by the split `name`. In these tests, all processes make this commit."""
         actions: list[Action] = [removal("a"), split(name), lease.fence]
         done = self.log.commit(self.planned, actions, operation="M", requirements=[lease.requirement])
         return done.version
@@ -235,7 +235,7 @@ def test_a_put_applied_after_its_client_gave_up_never_brings_an_old_lease_back(
         other.require_held()
     elif act == "renew":
         assert lease
-        lease.renew()  # the late put of this lease does not count as another holder
+        lease.renew()  # the holder accepts its own put that arrived late
         lease.require_held()
     assert record_in(store).fencing_token >= 1
     assert Maintainer(store, 3, ahead_ms=30 * MINUTES).acquire().token == (3 if other and act != "acquire" else 2)
@@ -393,8 +393,8 @@ def test_only_a_lease_that_exists_can_be_broken(store: MemoryStore) -> None:
 # Two layers.
 
 
-# Each case has the clock offsets of the lease holder and of its successor. The third value is the jump of the holder's
-# clock before the holder wakes.
+# Each case has the clock offsets of the lease holder and of its successor. The third value is added to the clock of the
+# lease holder while the holder is stalled.
 CLOCKS: dict[str, tuple[int, int, int]] = {
     "in step": (0, TTL_MS, 0),
     "the other ten minutes ahead": (0, 10 * MINUTES, 0),
@@ -412,7 +412,7 @@ def test_whoever_was_overtaken_is_fenced_whatever_the_clocks_say(
 ) -> None:
     ahead_ms, other_ahead_ms, jump_ms = clocks
     stalled = Maintainer(store, 1, ahead_ms=ahead_ms)
-    lease = stalled.acquire()  # the clock of `stalled` stands still from here on
+    lease = stalled.acquire()  # from here on, the clock of `stalled` does not advance
     other = Maintainer(store, 2, ahead_ms=other_ahead_ms)
     taken = other.acquire()
     assert taken.token == 2

@@ -105,7 +105,7 @@ def test_a_run_with_work_costs_two_gets_and_two_puts_more_and_its_commit_records
         done = job.commit([split("a")], operation="M", metrics=Metrics())
     after = bench.metered.requests
     assert (held["get"] - before["get"], held["put"] - before["put"]) == (2, 3)
-    # The check, a HEAD and a PUT for the commit, then the release.
+    # The job makes one GET to check the lease, a HEAD and a PUT to commit, and a PUT to release the lease.
     assert {kind: after[kind] - held[kind] for kind in ("get", "head", "put", "list")} == {
         "get": 1,
         "head": 1,

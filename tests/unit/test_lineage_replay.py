@@ -1,4 +1,4 @@
-"""Live splits are computed from the files alone, for every combination of rewrites and remaining replaced files."""
+"""A repair finds the live splits without the log, for all cases of rewrites and replaced files that remain."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_merge_whose_generations_are_gone_counts() -> None:
 
 
 def test_a_merge_below_one_that_counts_is_not_put_off() -> None:
-    """Otherwise, the generations of the first merge would be skipped, because progress is one number."""
+    """Merge progress is only the last generation. Without this rule, no merge would read the first generations."""
     first = rewritten("new keys", 2, "1", {}, merged=(0, 1))
     second = rewritten("more keys", 2, "2", {}, merged=(1, 2))
     assert live(first, second, evidence=at_hand(1)) == {"new keys", "more keys"}

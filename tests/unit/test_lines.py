@@ -1,4 +1,4 @@
-"""Lines of landed files: numbered by their position in the file, and empty lines take no memory."""
+"""Lines of landed files are numbered by their position in the file. Empty lines need no memory."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ def logs() -> Mapping[int, MemoryStore]:
         head = log.commit(head, [split(f"v{version}"), removal(_replaced(version))], operation="COMPACT").snapshot
         assert head.version == version
         if version % 10 == 0:
-            # A full rewrite shares no manifest and needs no LIST. A LIST of this memory store is slow.
+            # A full rewrite of the state shares no manifest with the previous state and needs no LIST. A LIST of this
+            # memory store is slow.
             head = write_checkpoint(store, head, log.ids.uuid, compact=True).snapshot
         if version in AGES:
             found[version] = copy_of(store)
@@ -96,8 +97,9 @@ def test_opening_a_version_behind_the_newest_state_costs_what_lies_between(aged:
 
 def test_opening_a_version_before_the_newest_state_lists_the_states_near_it_at_any_age(aged: Aged) -> None:
     for version in AGES:
-        # These requests read the hint, a state and six versions. The hint contains a later state. The log with 13
-        # versions has no state before the requested version, so seven versions from 0 on are read.
+        # These requests read the hint, a state and six versions. The hint contains a later state. In the log with 13
+        # versions, version 6 is requested, and no state exists before version 6. The requests therefore read the seven
+        # versions from 0 to 6.
         cost = _cost(aged(version), lambda log, at=version - 7: log.snapshot(version=at))  # type: ignore[misc]
         assert cost == {"get": 1 + 7, "list": 1}
 
@@ -148,9 +150,9 @@ def test_a_commit_that_removes_reads_the_manifest_that_lists_the_split_once(aged
 
 def test_a_checkpoint_costs_three_puts_at_any_age(aged: Aged) -> None:
     cost = _same_at_every_age(aged, lambda log: log.checkpoint(log.snapshot()))
-    # Opening takes 6 requests and a LIST. The other requests are two GETs of the hint, a GET of the manifest that lost
-    # a split, and three PUTs. The PUTs write a new manifest, the state and the hint. A HEAD checks the only manifest
-    # that could be shared.
+    # Opening takes 6 requests and a LIST. The checkpoint itself takes two GETs of the hint, a GET of the manifest with
+    # a removed split, and three PUTs. The PUTs write a new manifest, the state and the hint. A HEAD checks the only
+    # manifest that could be shared.
     assert cost == {"get": 6 + 2 + 1, "put": 3, "list": 1, "head": 1}
 
 

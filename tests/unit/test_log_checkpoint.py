@@ -1,4 +1,4 @@
-"""The Avro state: the same bytes every time, the ids of the source, and states of other writers."""
+"""The same version always gives an Avro state with the same bytes and the field ids of the specification."""
 
 from __future__ import annotations
 
@@ -160,8 +160,8 @@ def _fields(schema: object) -> list[dict[str, Any]]:
 
 def test_more_than_five_schemas_are_renormalized_at_a_checkpoint_and_five_are_left_alone() -> None:
     fields = [[{"name": "a", "type": kind}, {"name": "b", "type": "text"}] for kind in ("text", "i64", "f64", "bool")]
-    # Each schema occurs in two field orders. Without the canonical form, the two field orders of a schema would have
-    # different hashes and references.
+    # Each schema occurs in two field orders. The checkpoint converts schemas to a canonical form. Otherwise the same
+    # schema with its fields in two orders would have two hashes and two references.
     texts = [json.dumps(each) for pair in fields for each in (pair, pair[::-1])]
     for count in (5, 8):
         store = MemoryStore("t")

@@ -145,7 +145,7 @@ def test_a_commit_that_loses_every_race_says_so_and_backs_off_in_between(store: 
 
 
 def test_a_commit_that_paused_is_tried_behind_those_that_were_made_meanwhile(store: MemoryStore) -> None:
-    """Otherwise a process could block the others by commits that are faster than the pauses of the others."""
+    """Otherwise a process with fast commits could always commit while the other processes pause, and block them."""
     other = log_on(store, seed=1)
     other.create(metadata(TableConfig(checkpoint_interval=0)))
 

@@ -1,4 +1,4 @@
-"""Lessons 01 to 05 for version files and the checkpoint hint list effects that an unknown outcome must not have."""
+"""An unknown outcome of a put neither loses nor repeats a commit or a checkpoint hint (lessons 01 to 05)."""
 
 from __future__ import annotations
 
@@ -122,7 +122,8 @@ def test_lesson_03_a_retry_with_the_same_id_appends_nothing_however_many_commits
     faulty.deliver()
     commit_id = str(caught.value.context["commit_id"])
     other = log_on(faulty, seed=2)
-    # The split is already removed again. Without the id, a second add would look harmless and double its rows.
+    # Another process has already replaced the split. Without the commit id, the log would accept a second add of the
+    # split, and the rows of the split would exist twice.
     other.commit(other.snapshot(), [removal("a"), split("compacted")], operation="COMPACT")
     for number in range(25):
         other.commit(other.snapshot(), [split(f"n{number}")], operation="APPEND")

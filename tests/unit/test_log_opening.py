@@ -1,4 +1,4 @@
-"""Opening a log: the same answer in every state of hints and checkpoints, and its cost.
+"""A log opens at the same snapshot with any hints and checkpoints, and with a bounded number of requests.
 
 See lessons 30, 32, 46, 47 and 48.
 """
@@ -288,7 +288,7 @@ def _requests(store: MemoryStore, act: Callable[[TransactionLog], object]) -> di
 
 
 def test_opening_with_a_hint_lists_only_what_lies_beyond_the_head(store: MemoryStore) -> None:
-    # Hint, state, versions 11 and 12, and the probe that finds no version 13.
+    # The five GETs read the hint, the state, and the versions 11, 12 and 13. Version 13 does not exist.
     assert _requests(store, lambda log: log.snapshot()) == {"get": 5, "list": 1}
 
 

@@ -140,5 +140,5 @@ def test_the_actions_at_places_are_those_of_their_paths_however_many_are_kept(
     paths = table["path"].to_pylist()
     for places in ([3, 4, 5], [5, 0], [], [4], [9, 10, 0, 3], list(range(11))):
         assert files.records_at(table, np.array(places, np.int64)) == tuple(files[paths[place]] for place in places)
-    assert len(files) == len(list(files))  # from here on every split is a record
+    assert len(files) == len(list(files))  # this makes an `Add` record of each split
     assert files.records_at(table, np.arange(11)) == tuple(map(files.__getitem__, paths))

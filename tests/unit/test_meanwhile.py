@@ -1,4 +1,4 @@
-"""A repeated action on stores of equal content has the same effect in each store, including changed ETags."""
+"""An action of `repeatable` changes objects and ETags in the same way in all stores with equal objects."""
 
 from __future__ import annotations
 

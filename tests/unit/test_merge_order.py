@@ -87,7 +87,7 @@ def test_inputs_without_rows_take_no_part() -> None:
 
 
 def test_strings_are_ordered_by_utf8_bytes_across_dictionaries() -> None:
-    """Lesson 63: beyond U+FFFF, UTF-16 has another order."""
+    """Lesson 63: characters beyond U+FFFF are in different order in UTF-8 and in UTF-16."""
     beyond, private = "\U0001f600", "\ue000"
     inputs = [_metrics((beyond, 1)), _metrics((private, 1))]
     coded = [table.set_column(0, "metric", table.column(0).dictionary_encode()) for table in inputs]
@@ -101,7 +101,7 @@ def test_positions_are_the_runs_written_out() -> None:
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int32(), pa.string())])
 def test_a_column_that_an_input_lacks_is_null_for_its_rows(kind: pa.DataType) -> None:
-    """Lesson 69: several dictionaries with nulls and duplicates are the same as plain values."""
+    """Lesson 69: columns with several dictionaries, nulls and duplicates give the same values as plain columns."""
     have = pa.chunked_array([pa.array(["b", None]).cast(kind), pa.array(["a", "b"]).cast(kind)])
     whole = concatenated([have, None, have.slice(1, 2)], [4, 2, 2], kind)
     assert whole.to_pylist() == ["b", None, "a", "b", None, None, None, "a"]

@@ -68,7 +68,7 @@ def written(store: MemoryStore, adds: Sequence[Add]) -> pa.Table:
 
 
 def require_as_one(store: MemoryStore, task: CompactionTask) -> list[CompactionTask]:
-    """Execute the merge in parts and as one. Check the bounds of each part, and check that the rows are equal."""
+    """Execute a merge in parts and in one task. Check the bounds of each part, and that both results are equal."""
     fresh = 10_000 * sum(1 for _ in store.list(""))
     parts = in_parts(store, task, ids=SeededIds(fresh))
     results = [execute(store, each, ids=SeededIds(fresh + number), now_ms=2) for number, each in enumerate(parts, 1)]

@@ -20,7 +20,7 @@ HASHES = [
     (pa.string(), "a", 721651713),
     (pa.string(), "b", -829116891),
     (pa.string(), "iceberg", 1172751604),
-    (pa.date32(), dt.date(1970, 1, 2), -68075478),  # the hash of the int32 value 1, which is the number of days
+    (pa.date32(), dt.date(1970, 1, 2), -68075478),  # a date is hashed as its number of days
 ]
 
 # Results of the transform `bucket(8)` from docs/architecture/reference-values.md.
@@ -78,7 +78,7 @@ def test_text_of_any_layout_and_any_slice_hashes_as_its_bytes() -> None:
 
 
 def test_a_long_text_costs_steps_by_its_length_and_not_by_its_words() -> None:
-    """Hashing a text of 17 MB took two minutes with one pass over all columns per word."""
+    """One pass over all columns for each 4-byte word of a text needed two minutes for a text of 17 MB."""
     text = pa.array(["é" * 50_000])
     assert steps_of(lambda: murmur3([text])).count < 10 * 100_000 / 4
     many = pa.array(["é" * 50_000, *["a"] * 100, "xyz" * 70_000])

@@ -1,4 +1,4 @@
-"""Every setting in the log: set through every interface, shown by `describe`, and effective."""
+"""Every interface can change every setting in the log. `describe` shows the change, and the change takes effect."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def command(place: Path, name: str, value: object) -> Table:
 
 
 def nested(name: str, value: object) -> dict[str, object]:
-    """Return the value as declarations contain it. A landing location needs fields that are not settings."""
+    """Return the setting as part of a declaration. A `landing` section must also have `uri` and `format`."""
     above, _, inner = name.partition(".")
     others = {"uri": "landing", "format": "ndjson"} if above == "landing" else {}
     return {above: {**others, inner: value} if inner else value}
@@ -161,7 +161,7 @@ def test_create_names_settings_of_the_table_and_every_one_that_cannot_change_lat
     assert usual.keys() <= SETTINGS.keys() | GROUPS.keys()
     fixed = {name for name, each in SETTINGS.items() if each.change in (Change.NEVER, Change.REGIONS)}
     assert fixed <= usual.keys()
-    for name in usual.keys() - GROUPS.keys() - {"window", "regions"}:  # other settings imply these two defaults
+    for name in usual.keys() - GROUPS.keys() - {"window", "regions"}:  # other settings determine their defaults
         assert SETTINGS[name].read(usual[name]) == SETTINGS[name].default, name
     assert usual["window"] == AUTO
 

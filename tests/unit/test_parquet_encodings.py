@@ -205,7 +205,7 @@ def test_types_that_no_table_has_are_refused_by_their_name(tmp_path: Path, query
 def test_a_map_whose_keys_may_be_null_is_refused_with_that_reason() -> None:
     map_ = pa.table({"m": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64()))})
     data = written(map_, store_schema=False)
-    name = data.index(b"\x03key")  # the repetition type (REQUIRED) of the key is two bytes before
+    name = data.index(b"\x03key")  # two bytes before is the key's repetition type, REQUIRED
     optional = data[: name - 2] + b"\x02" + data[name - 1 :]
     with pytest.raises(Corrupt, match="its schema allows null as a key of a map"):
         footer_of("a", io.BytesIO(optional))

@@ -25,7 +25,7 @@ def written() -> bytes:
 
 
 def unsound() -> bytes:
-    """Return the file with one flipped bit: the first bit of its footer whose flip causes a wrong histogram length."""
+    """Return the file with one flipped bit in its footer. The flipped bit makes the length of a histogram wrong."""
     data = written()
     footer = range(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), len(data) - 8)
     for bit in range(footer.start * 8, footer.stop * 8):

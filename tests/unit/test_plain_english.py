@@ -18,7 +18,7 @@ PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md", "docs")
 
 
 def _shares(paths: tuple[str, ...], *, messages: bool) -> tuple[dict[str, float], list[str]]:
-    """Return the counts per 1,000 sentences that are above their limits, and the places of these patterns."""
+    """Return the patterns that occur too often per 1,000 sentences, with their shares and their places."""
     counted, places = Counter[str](), list[str]()
     for each in (found for path in files([*paths]) for found in sentences(path)):
         if each.is_message == messages:

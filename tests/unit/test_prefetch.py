@@ -1,4 +1,4 @@
-"""Concurrent reads: the same results in the same order, in bounded number, and no needless read after an error."""
+"""Concurrent reads keep the order of results and a limit of reads in progress, and stop after an error."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ CONFIG = TableConfig(checkpoint_interval=0)
 
 
 class Meeting:
-    """A `watch` that fails the first GETs of one kind of object.
+    """A `watch` hook that delays the first GETs of one kind of object until all of them are in progress.
 
-    The GETs succeed if all of them are in progress at once.
+    If the GETs are not all in progress at the same time, the GETs fail after `MEETING_SECONDS`.
     """
 
     def __init__(self, kind: KeyKind, parties: int) -> None:

@@ -1,4 +1,4 @@
-"""A copy of a process by fork() has none of the original's threads, and so waits for no thread."""
+"""A process copy that fork() makes has only one thread, so it must not wait for threads of the original."""
 
 from __future__ import annotations
 

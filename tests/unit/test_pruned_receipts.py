@@ -1,4 +1,4 @@
-"""Quarantine receipts are merged into one. A listing of the quarantine costs no more after any number of retries."""
+"""Quarantine receipts are merged into one. Retries do not make a listing of the quarantine slower."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_an_object_that_waits_for_the_collector_keeps_its_lines_in_the_receipt(c
         clear_file(cleared, f"{number}.ndjson")
     assert forgotten_keys([read_plan(cleared.store)]) == set(cleared.objects())
     prune(cleared.log)
-    cleared.store.delete(["_gc/candidates.json"])  # as if the plan were lost
+    cleared.store.delete(["_gc/candidates.json"])  # simulates that the plan was lost
     assert cleared.pending() == []
 
 

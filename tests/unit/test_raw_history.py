@@ -1,4 +1,4 @@
-"""Reads of a raw log: the union of the stores, the distributed part, and the records under a table's schema."""
+"""A raw log is read as the union of its stores, from the last distributed chunk, and with a table's schema."""
 
 from __future__ import annotations
 

@@ -266,8 +266,8 @@ def test_after_an_unknown_outcome_the_writer_is_done_and_another_goes_on(at: int
     with pytest.raises(Unavailable, match="None of these records was written"):
         log.append("t", {"id": 3})
     raw_log(*stores, seed=2).append("t", {"id": 4})
-    # The other store has the chunk for which the caller got `CommitUnknown`. Readers treat a chunk with an unknown
-    # outcome as written.
+    # One of the two stores has a chunk although the caller got `CommitUnknown` for this chunk. Readers treat a chunk
+    # with an unknown outcome as written.
     assert sorted(fields["id"] for _, _, fields in rows(*inner)) == [1, 2, 4]
     assert not union(inner).verify().gaps
 

@@ -119,7 +119,7 @@ def test_a_chunk_is_in_the_plan_for_the_whole_horizon_and_old_by_the_earlier_clo
     assert collect(board).deleted == {}, "the store's clock stands: the chunk is young"
     clock.now = START_MS + DAY_MS
     assert collect(board, now_ms=LONG_AFTER + 9 * DAY_MS, horizon_ms=DAY_MS).deleted == {}
-    clock.now = LONG_AFTER  # the collector saw the chunk at this time, and the store saw it one second after the start
+    clock.now = LONG_AFTER  # sets the store's clock to the time of the collector
     assert collect(board, now_ms=LONG_AFTER + 9 * DAY_MS, horizon_ms=DAY_MS).deleted.keys() == {"memory://raw-0"}
 
 

@@ -1,4 +1,4 @@
-"""A raw log's store that was absent is filled again from the others, byte for byte, after any interrupted run."""
+"""A raw-log store that missed chunks gets exact copies from the other stores, also after an interrupted run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.raw_collection import DAY_MS, LONG_AFTER, collect, produce, r
 
 
 def given(*numbers: int) -> Board:
-    """Make one store with a chunk per number, and one store that was absent."""
+    """Make a raw log with two stores: one store with one chunk for each number, and one empty store."""
     board = raw_board("here")
     produce(board, *numbers)
     board.stores = [*board.stores, MemoryStore("away", clock=board.raw_clock)]

@@ -233,7 +233,7 @@ def limited(kind, soft, act):
 
 
 def limited(tmp_path: Path, *acts: str) -> list[str]:
-    """Run the statements in a process with resource limits, and return their output. A raw error ends the process."""
+    """Return the output of statements in a process with resource limits. An untyped error ends the process."""
     program = LIMITED + "\n".join(acts)
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True, check=False

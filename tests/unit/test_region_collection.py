@@ -101,7 +101,8 @@ def test_merged_generations_go_with_their_wal_entries_and_fences_stay(table: Key
     assert {Reason.MERGED_GENERATION, Reason.WAL_ENTRY, Reason.OLD_VERSION} <= found
     run_until_quiet(table)
     assert generations(table) == {2}
-    # 1 is the claim's sentinel, 2 and 3 were generation 1, 4 is generation 2, 5 is not in a generation yet.
+    # WAL entry 1 is the sentinel of the claim. Generation 1 had the entries 2 and 3, and generation 2 has entry 4.
+    # Entry 5 is not in a generation yet.
     assert entries(table) == {1, 4, 5}
     assert table.rows() == {name: row(name, seats) for name, seats in (("a", 1), ("b", 2), ("c", 3), ("d", 4))}
     assert run(table).candidates == ()
@@ -123,7 +124,8 @@ def test_a_shorter_horizon_of_one_run_leaves_no_wal_entry_behind_for_ever(table:
 
 
 def test_a_writer_that_stalls_through_a_collection_is_fenced_and_acknowledges_nothing(table: KeyedTable) -> None:
-    # Lesson 06: the next number of the stalled writer must not become free again.
+    # Lesson 06: the collector must not delete the WAL entry with the number that the stalled writer writes next.
+    # Otherwise the stalled writer could still write its entry.
     stalled = table.writer()
     stalled.put(row("a", 1))
     with table.writer() as writer:

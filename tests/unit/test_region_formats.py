@@ -1,4 +1,4 @@
-"""Golden bytes of the region manifest, and WAL entries that do not verify."""
+"""Region manifests have exactly the expected bytes, and damaged WAL entries are refused."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_fields_from_100_on_have_the_golden_bytes() -> None:
         collected_generation=1,
     )
     expected = bytes.fromhex(
-        "0801 1001 3001 4208 0803 120167 a00602"  # field 8 contains the message with `sorted_from`, which is field 100
+        "0801 1001 3001 4208 0803 120167 a00602"  # field 8 is a generation with `sorted_from` (field 100)
         f"5a12 0a10 {REGION.replace('-', '')}"
         "a20601 77 b00607 ba0605 0a0172 1005 c00601"
     )

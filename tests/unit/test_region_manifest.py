@@ -1,4 +1,4 @@
-"""Finding and committing region manifests: hints only save requests, and a race has one winner.
+"""The newest region manifest is found with any hint. Of two concurrent commits of a manifest, one succeeds.
 
 See lessons 01, 05 and 46.
 """

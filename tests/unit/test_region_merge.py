@@ -104,7 +104,8 @@ def test_only_splits_that_hold_a_touched_key_get_a_vector_and_none_is_rewritten(
         _put(table, _plane(f"{low}1"), _plane(f"{low}9"))
         table.merge()
     before = {add.minValues["tailnum"]: add for add in table.snapshot.splits.values() if add.minValues}
-    # The bounds of the middle split include f5, but the split does not contain f5. The first split contains a1.
+    # The key f5 is within the bounds of the middle split, but no row of this split has the key f5. The first split
+    # contains the key a1.
     _put(table, _plane("a1", 7), _plane("f5", 7))
     result = table.merge()
     assert result is not None

@@ -1,4 +1,4 @@
-"""A generation's bounds exclude a split or a wanted key only if the generation certainly has none of these keys."""
+"""If a generation contains a wanted key or a key of a split, the generation's bounds never exclude this key."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_many_keys_are_asked_of_many_generations_without_a_step_per_key() -> Non
 
 
 def python_calls(work: Callable[[], object]) -> int:
-    """Return the number of Python functions that the work calls."""
+    """Return the number of calls of Python functions during `work`."""
     entered = 0
 
     def count(_frame: object, event: str, _argument: object) -> None:

@@ -225,7 +225,7 @@ def test_fsck_finds_nothing_after_it_nor_after_a_repair_and_a_gap_where_the_mark
 
 
 class History:
-    """A region with many merged generations that early 0.1 collected and that its manifest still lists."""
+    """A region with many merged generations. An early 0.1 release deleted them, but the manifest still lists them."""
 
     def __init__(self, generations: int) -> None:
         self.store = MeteredStore(MemoryStore("planes"))

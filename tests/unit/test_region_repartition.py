@@ -147,7 +147,7 @@ def test_an_interrupted_change_loses_nothing_takes_no_row_and_is_finished_by_the
         with table.routing_writer() as writer:
             writer.put(rows(9))
         assert seats(table) == dict.fromkeys(NAMES, 9)
-    assert interrupted > 12  # some faults do not stop the change: a fault of a hint, or a fault after the end
+    assert interrupted > 12  # a failed hint request, or a step after the last request, stops nothing
 
 
 def _write_if_allowed(table: KeyedTable, expected: dict[object, object]) -> None:

@@ -342,7 +342,7 @@ def test_whichever_request_of_a_flush_is_refused_nothing_is_lost_and_the_next_fl
     store.clear_script()
     try:
         planes.put({"tailnum": "b"})
-    except CommitUnknown:  # the outcome of the manifest itself was unknown
+    except CommitUnknown:  # the flush did not know if its manifest was written
         planes = table.writer()
         planes.put({"tailnum": "b"})
     planes.flush()

@@ -1,4 +1,4 @@
-"""Rejected rows are counted in the commits, and a table that rejects too many rows is `rejecting` everywhere."""
+"""Commits count rejected rows. If a table rejects too many rows, all interfaces show the state `rejecting`."""
 
 from __future__ import annotations
 

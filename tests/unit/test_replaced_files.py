@@ -1,4 +1,4 @@
-"""A landed file replaced by another of the same name and size is noticed by its content (decision 0008)."""
+"""Tidemark compares contents to notice that a landed file was replaced by a file of equal size (decision 0008)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ FILE = "a.ndjson"
 
 @dataclass(slots=True)
 class Bench:
-    """One table, and a landing location whose clock ticks once per landing."""
+    """One table and its landing location. Each landed file gets a modification time that is one step later."""
 
     folder: Path
     log: TransactionLog

@@ -23,7 +23,7 @@ NEW_YEAR = int(dt.datetime(2026, 1, 1, tzinfo=dt.UTC).timestamp())
 
 
 class Seen(HTMLParser):
-    """The tags of a page, and the values of the attributes that load something."""
+    """The HTML tags of a page, and the values of attributes such as `src` and `href` that can load a resource."""
 
     def __init__(self) -> None:
         super().__init__()

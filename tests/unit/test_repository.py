@@ -1,4 +1,4 @@
-"""Rules of the repository: files without index hosts and machine names, make with help texts, and docstrings."""
+"""No file contains a package index host or a local path. Make targets have help, and code has docstrings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEEPS_HOSTS_OUT = re.compile(r"--no-emit-\S+")
 
 
 def _files() -> list[Path]:
-    """Return every file that git tracks or would track. In a copy without git, every file that no tool made."""
+    """Return the files that git tracks or would track. Without git, return all files that no tool generated."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     if listed.returncode == 0:
@@ -141,7 +141,7 @@ def test_ci_runs_make_check() -> None:
 
 
 def _without_docstring(path: Path) -> Iterator[str]:
-    """Return the public names of a module without a docstring. An empty module needs no docstring."""
+    """Yield the public names in a module that have no docstring. An empty module needs no docstring."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     name = str(path.relative_to(ROOT))
     if tree.body and ast.get_docstring(tree) is None:

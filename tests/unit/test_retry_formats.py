@@ -28,7 +28,7 @@ def bench_of(root: Path, schema: pa.Schema = NARROW, **spec: Any) -> Bench:
 
 
 def widen_id(bench: Bench) -> None:
-    """Make `id` a long, like a user who corrects the declaration."""
+    """Change the type of column `id` to long, as a user does who corrects the declaration."""
     from storage_core.data.rows.schema import to_schema_string
 
     log = bench.log

@@ -104,7 +104,7 @@ def test_a_retry_that_ends_at_any_request_adds_each_row_once(drifted: Bench) -> 
 
 
 def test_two_retries_at_once_add_each_row_once(drifted: Bench) -> None:
-    """At every other request of one retry, another retry runs completely."""
+    """Before every second request of one retry of the quarantine, a second retry runs from start to end."""
     from tests.support.fault_store import FaultStore
 
     drifted.widen()

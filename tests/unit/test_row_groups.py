@@ -1,4 +1,4 @@
-"""The row groups and requests of a lookup. A bound in a footer cannot hide a row by itself."""
+"""The row groups and requests of a lookup. A wrong bound in a file footer does not hide a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times outside the calendar's range are refused on write, and those of early 0.1 are still read."""
+"""Writes refuse times outside the years 1 to 9999. Reads accept these times in files of early 0.1 releases."""
 
 from __future__ import annotations
 

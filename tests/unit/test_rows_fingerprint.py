@@ -1,4 +1,4 @@
-"""The multiset fingerprint behind MC-1, MC-2 and MC-4: the differences it must detect and those it must ignore."""
+"""The row fingerprint for rules MC-1, MC-2 and MC-4 detects changed rows and ignores the order of rows."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def test_a_missing_column_equals_one_without_values() -> None:
 @pytest.mark.parametrize("name", SCHEMA.names)
 @pytest.mark.parametrize("swapped", [[1, 0, 2], [2, 1, 0], [0, 2, 1]])
 def test_two_values_that_swap_rows_are_seen_in_every_type(name: str, swapped: list[int]) -> None:
-    # "number" distinguishes the rows. If "number" itself is swapped, "text" distinguishes the rows.
+    # The column "number" identifies each row. If the test swaps values of "number", the column "text" identifies each
+    # row.
     rows = ROWS.select(["text" if name == "number" else "number", name])
     changed = rows.set_column(1, rows.field(1), rows.column(1).take(pa.array(swapped)))
     assert fingerprint_of(changed) != fingerprint_of(rows)

@@ -1,4 +1,4 @@
-"""Record merging: its reference values, and every pair of operations (docs/architecture/ingestion.md)."""
+"""Records of one key are merged correctly, for every pair of operations (docs/architecture/ingestion.md)."""
 
 from __future__ import annotations
 

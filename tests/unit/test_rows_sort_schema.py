@@ -1,4 +1,4 @@
-"""The sort schema language: every row of the golden tables of docs/architecture/reference-values.md."""
+"""Sort schemas are parsed as the tables of docs/architecture/reference-values.md prescribe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Window arithmetic: the golden table of docs/architecture/reference-values.md and lessons 29 and 65."""
+"""Windows of times are computed as docs/architecture/reference-values.md and lessons 29 and 65 prescribe."""
 
 from __future__ import annotations
 

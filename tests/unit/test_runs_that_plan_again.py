@@ -24,7 +24,7 @@ Row = dict[str, object]
 
 
 class WithRival(Spark):
-    """An executor of small work. After each group of tasks and before the commit, a rival acts."""
+    """An executor of small work. Another process acts after each group of tasks, and so before the commit."""
 
     def __init__(self, rival: Callable[[], object]) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def put(uri: str, *rows: Row) -> None:
 
 
 def by_hand(options: RunOptions, uri: str) -> None:
-    """Run the same step without a lease, like a user who calls it from Python."""
+    """Run the step of `options` without a lease, like a user who calls this step from Python."""
     assert run_here(options, Table.open(uri)).status == "committed"
 
 

@@ -1,4 +1,4 @@
-"""The advice in the errors of S3."""
+"""When S3 refuses a request, the error text contains advice that fits the refusal."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def test_two_runs_that_add_columns_at_once_both_land_their_rows_once(project: Pr
         def map(self, *arguments: Any, **options: Any) -> list[Any]:
             answers = super().map(*arguments, **options)
             RacingRun.rounds += 1
-            if RacingRun.rounds == 2:  # the schema of the first run is decided
+            if RacingRun.rounds == 2:  # the first run has already chosen its schema
                 project.land("b", {"id": 2, "city": 5, "zip": 1})
                 assert project.ingest().status == "committed"
             return answers

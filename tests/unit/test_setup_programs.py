@@ -1,4 +1,4 @@
-"""The programs behind `make setup`: accepted Java versions, and the arguments that the private launcher drops."""
+"""`make setup` finds a new enough Java. Its Java launcher drops the arguments about a missing module."""
 
 from __future__ import annotations
 

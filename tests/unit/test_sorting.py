@@ -42,7 +42,7 @@ def new_table() -> KeyedTable:
 
 
 def flush(table: KeyedTable, *generations: Mapping[str, int | None]) -> None:
-    """Flush one generation per argument: planes with their seats, where None deletes a plane."""
+    """Flush one generation for each argument, a map of planes to seats. The value None deletes a plane."""
     with table.writer() as writer:
         for planes in generations:
             for name, seats in planes.items():
@@ -316,7 +316,7 @@ def test_a_repair_behind_a_lost_merge_lays_a_sorted_generation_over_the_base_aga
 
 
 def repaired_without_log(table: KeyedTable) -> tuple[dict[object, object], bool]:
-    """Repair without the log. Return the seats of each plane, and whether the repair reports possible deleted rows."""
+    """Repair without the log. Return the seats of all planes, and whether deleted rows may be live again."""
     kinds = {KeyKind.VERSION, KeyKind.STATE, KeyKind.MANIFEST, KeyKind.LAST_CHECKPOINT}
     parsed = [keys.parse(info.key) for info in table.store.list("")]
     table.store.delete([each.key for each in parsed if each is not None and each.kind in kinds])

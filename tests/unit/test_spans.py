@@ -1,4 +1,4 @@
-"""Several spans of equal length are copied at once. The result equals the slices. No value beyond the end is read."""
+"""Several spans of equal length are copied at once, with the same result as slices, and not beyond the end."""
 
 from __future__ import annotations
 

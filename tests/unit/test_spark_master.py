@@ -163,7 +163,7 @@ def test_a_connect_server_without_the_packages_for_it_is_an_error_that_says_whic
 
 
 def run(source: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the text in its own process, because PySpark selects Connect permanently per process."""
+    """Run the program `source` in a new process, because a process cannot change PySpark's choice of Connect."""
     script = folder / "script.py"  # without a script file, PySpark assumes a run of its own doctests and exits
     script.write_text(source, encoding="utf-8")
     return subprocess.run(

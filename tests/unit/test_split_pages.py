@@ -1,4 +1,4 @@
-"""Rows of a split by position: decoded by page, they equal the rows of the row group."""
+"""Rows that are read by position from decoded pages equal the rows of the whole row group."""
 
 from __future__ import annotations
 

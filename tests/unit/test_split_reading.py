@@ -1,4 +1,4 @@
-"""Reads of splits: the written rows, or a typed error, and never other rows (lessons 60 and 61)."""
+"""A read of a split returns the rows that were written, or raises a typed error (lessons 60 and 61)."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_the_whole_file_costs_one_get_and_so_does_a_small_one_unless_it_is_of_an
 
 
 def test_a_split_that_threads_read_holds_no_python_object(add: Add, store: MemoryStore) -> None:
-    # An Arrow thread that releases a Python object after the end of Python aborts the process.
+    # If an Arrow thread releases a Python object after the interpreter has ended, the process aborts.
     data = store.get(add.path).data
     before = sys.getrefcount(data)
     split = open_split(store, add, whole=True)

@@ -1,4 +1,4 @@
-"""States contain the splits of the log after manifests are reused, retired, joined or rewritten."""
+"""A new state lists all live splits, also if its manifests were reused, retired, joined or rewritten."""
 
 from __future__ import annotations
 

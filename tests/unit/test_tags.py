@@ -370,7 +370,7 @@ def is_kept(table: SampleTable, target: Snapshot) -> bool:
 
 
 def test_a_tag_set_at_any_moment_of_a_collection_is_refused_or_keeps_its_version() -> None:
-    """With a horizon of zero, a tag of the dropped version is set before each single request of the collector."""
+    """The horizon is zero. Before one request of the collector, another process tags the version to be deleted."""
     kept = []
     for instant in count():
         table = impatient()

@@ -1,4 +1,4 @@
-"""The metadata of a full-text segment equals tantivy's own, and a copied or mismatched segment is `Corrupt`."""
+"""Full-text segments have the metadata that tantivy writes. A copied or mismatched segment is `Corrupt`."""
 
 from __future__ import annotations
 

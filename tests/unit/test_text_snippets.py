@@ -59,7 +59,7 @@ def test_the_words_that_fit_are_marked_and_everything_is_escaped(texts: list[str
         found, whole = row["body"], None if text is None else by_hand(text, fits)
         assert row["head"] == (None if way == "range" else found)
         assert (found is None) is (whole is None)
-        assert found is None or whole is None or found in whole  # `whole` ends with a character outside words
+        assert found is None or whole is None or found in whole  # `whole` ends with a character that is not in a word
         assert found is None or whole is None or found.count("<b>") == whole.count("<b>")
 
 

@@ -1,4 +1,4 @@
-"""The cases that a test run omits: by a seed in large matrices, and tests that only `make nightly` runs."""
+"""A test run omits tests of the nightly tier, and runs only some cases of a large matrix, chosen by a seed."""
 
 from __future__ import annotations
 

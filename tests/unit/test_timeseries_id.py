@@ -1,4 +1,4 @@
-"""`timeseries_id`: the golden values of docs/architecture/reference-values.md, and the source of ids."""
+"""`timeseries_id` has the values of docs/architecture/reference-values.md and follows from a row's columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A state stores transactions in separate objects. Opening is cheap, and joined objects give the same answers."""
+"""A state stores transactions in separate objects. Opening a table is cheap, and joining objects changes no answer."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def named_of(table: Table, snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def opened(count: int) -> tuple[dict[str, int], int, int, int]:
-    """Open a table after `count` files and writers.
+    """Open a table whose log has recorded `count` landed files and writers.
 
     Return the requests, bytes and steps of the opening, and the number of lines of the state's root.
     """
@@ -87,7 +87,7 @@ def opened(count: int) -> tuple[dict[str, int], int, int, int]:
     recorded = progress_of(count)
     every = Transactions(recent={app_id: Txn(appId=app_id, version=1) for app_id in recorded})
     write_checkpoint(table.store, replace(table.record(["x"]), txns=every), table.log.ids.uuid)
-    for name in "ab":  # commits after the checkpoint: versions beyond the state
+    for name in "ab":  # two commits that are newer than the state
         table.log.commit(table.log.snapshot(), [split(name)], operation="APPEND")
     metered = MeteredStore(table.store)
     found = log_on(metered).snapshot()
@@ -240,7 +240,7 @@ def test_what_nothing_leads_to_any_more_is_corrupt_and_never_taken_for_absent() 
 
 
 def test_a_checkpoint_that_ends_at_any_request_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint may join transaction objects. Every stored object is complete. The next checkpoint continues."""
+    """A killed checkpoint leaves only complete transaction objects, and the next checkpoint can still join them."""
     monkeypatch.setattr(checkpoint_writing, "ENTRIES_PER_OBJECT", 25)
     monkeypatch.setattr(checkpoint_writing, "MAX_SMALL_OBJECTS", 2)
     table = Table()

@@ -1,4 +1,4 @@
-"""A translation survives packing, and any changed byte, count or row is noticed."""
+"""A packed translation map of row positions is read unchanged. A changed byte, count or row is detected."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_what_the_log_says_otherwise_is_found(other: Mapping[str, Sequence[int]]
     [
         replace(MOVED, order=np.array([0, 0, 1, 0, 1, 1], np.uint8)),
         replace(MOVED, order=np.array([0, 1, 1, 0, 0, 2], np.uint8)),
-        replace(MOVED, order=np.roll(MOVED.order, -1)),  # off by one, across the border of two outputs
+        replace(MOVED, order=np.roll(MOVED.order, -1)),  # shifted by one row, into the next output
         replace(MOVED, dropped=(BitMap([1, 2]), BitMap())),
         replace(MOVED, dropped=(BitMap(), BitMap())),
         replace(MOVED, dropped=(BitMap([4]), BitMap())),
@@ -127,7 +127,7 @@ def test_parts_that_nobody_writes_are_refused(parts: Mapping[str, bytes]) -> Non
         read(forged(parts))
 
 
-# The same rows with the inputs in another order. Row 1 of input 0 is in no output.
+# The rows of `MOVED`, but the rows of an input are not in their input order. Row 1 of input 0 is in no output.
 GATHERED = TranslationMap((4, 3), (2, 4), MOVED.order, rows=np.array([3, 0, 2, 0, 2, 1]))
 
 

@@ -1,4 +1,4 @@
-"""Records with a producer's id: a table accepts one record per id, however often and by whichever writer it comes."""
+"""A table accepts a record with a producer's id once, even if several writers append the record repeatedly."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def given(*, stores: int = 1) -> Board:
 
 
 def write(places: list[ObjectStore], *numbers: int, seed: int, at: int = START_MS, table: str = "events") -> None:
-    """Append a chunk per number with a record whose id is the number."""
+    """Append one chunk for each number. The chunk has one record, and the record's id is the number."""
     clock = ManualClock(at)
     with RawLog(places, clock=clock, ids=SeededIds(seed), limits=RawLimits(segment_ms=1)) as log:
         for n in numbers:

@@ -1,4 +1,4 @@
-"""The messages of the command line about arguments that it cannot use."""
+"""The command line explains which arguments and environment variables have invalid values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vector index segments: exact without codes, nearly exact with codes, and damage of any part is found."""
+"""Searches of a vector index are exact without codes and nearly exact with codes. Any damage is detected."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def column(vectors: Floats, nulls: tuple[int, ...] = ()) -> pa.Array:
 
 
 def made(rows: int, dimensions: int, seed: int = 1) -> Floats:
-    """Return clustered vectors like embeddings: they span few directions, with a little noise in all."""
+    """Return clustered vectors that are similar to embeddings: a few main directions and some random noise."""
     random = np.random.default_rng(seed)
     basis = random.standard_normal((min(16, dimensions), dimensions))
     centers = random.standard_normal((60, len(basis)))
@@ -390,7 +390,7 @@ def test_a_query_near_a_point_keeps_to_its_pieces_and_one_between_all_looks_into
 def test_codes_in_one_array_and_block_by_block_name_the_same_rows(
     clustered: Clustered, quantization: str, share: int
 ) -> None:
-    """The cases are consecutive clusters, a few rows that are copied together, and blocks larger than the memory."""
+    """The searches read consecutive clusters, few rows that are copied together, or blocks above `kept_bytes`."""
     vectors = clustered[0][:6_000]
     book = vector.train(vectors, definition("l2", quantization), 7, flat_bytes=2**12)
     files = vector.build(column(vectors), book, definition("l2", quantization), flat_bytes=2**12)
@@ -443,7 +443,7 @@ def test_a_codebook_comes_back_from_its_bytes() -> None:
 
 
 def test_a_rotation_is_the_same_for_ever() -> None:
-    """Stored codes depend on this rotation. With another rotation every answer would be random."""
+    """Stored codes depend on this rotation. If a release changed the rotation, all answers would be random."""
     turned = rotation(4, 1)(np.eye(4, dtype=np.float32))
     assert np.allclose(turned @ turned.T, np.eye(4), atol=1e-6)
     assert np.allclose(turned, TURNED, atol=1e-5)

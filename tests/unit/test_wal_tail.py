@@ -1,4 +1,4 @@
-"""The tail of a region's log: its reads and its length."""
+"""Tests for reads of the unflushed WAL entries of a region (the tail), and for the limit of their number."""
 
 from __future__ import annotations
 

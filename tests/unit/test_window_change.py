@@ -29,12 +29,12 @@ MINUTE = 60
 
 
 def rows(*minutes: int) -> pa.Table:
-    """Return rows at these minutes past ten."""
+    """Return one row for each number of minutes. The time of the row is this many minutes after 10 o'clock."""
     return pa.table([[(TEN + each * MINUTE) * 10**6 for each in minutes], ["h"] * len(minutes)], SCHEMA)
 
 
 def windows(table: Table) -> list[tuple[int | None, int | None]]:
-    """Return the windows of the splits in minutes past ten, and their durations in minutes."""
+    """Return the start (in minutes after 10 o'clock) and the duration (in minutes) of each window with splits."""
     found = {(add.windowStart, add.windowSeconds) for add in table.snapshot.splits.values()}
     return sorted((((start or 0) - TEN) // MINUTE, (seconds or 0) // MINUTE) for start, seconds in found)
 
@@ -101,7 +101,7 @@ DAY = 86_400
 
 @pytest.fixture
 def hours(request: pytest.FixtureRequest) -> Table:
-    """Make a split for each of 60 hours, over three days, with the setting that joins old hours to days."""
+    """Make one split per hour for 60 hours. The table's settings join the windows of old hours into day windows."""
     place = re.sub("[^a-z0-9]", "-", request.node.name.lower())
     table = Table.create(f"memory://{place}", SCHEMA, time_column="time", window="1h")
     table.append(rows(*(60 * each - TEN // MINUTE for each in range(60))))
@@ -110,7 +110,7 @@ def hours(request: pytest.FixtureRequest) -> Table:
 
 
 def rewindowed_at(table: Table, now_seconds: int) -> list[tuple[int | None, int | None]]:
-    """Return the start and duration in hours of each split's window after a rewrite at this time."""
+    """Rewrite the windows at the time `now_seconds`. Return the start and duration of each window in hours."""
     works = rewindow.plan(table.snapshot, windows=None, now_ms=now_seconds * 1000)
     done = [rewindow.execute(table.store, work, ids=SystemIds(), now_ms=1) for work in works]
     if done:

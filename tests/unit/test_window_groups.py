@@ -1,4 +1,4 @@
-"""Groups of windows. The driver of the groups makes concurrent calls and measures the time in these calls."""
+"""Windows are grouped into tasks. The driver executes the tasks concurrently and measures their total time."""
 
 from __future__ import annotations
 

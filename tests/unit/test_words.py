@@ -1,4 +1,4 @@
-"""No text of the repository contains a retired project word, and no product name is a retired name."""
+"""Texts of the repository and names in the product do not use words that the project no longer allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The I/O manager of this project. The I/O manager stores assets as tables in the warehouse of their source table."""
+"""The I/O manager of this project. The I/O manager stores each asset next to its source table in one warehouse."""
 
 from __future__ import annotations
 

@@ -14,10 +14,11 @@
 
 The schema metadata contains `writer_epoch`, `generation`, `writer_id` and `seq` as text. In all releases except early
 0.1, the metadata also contains `number` and a random `nonce`. The triple (writer_id, seq, nonce) is unique, so the
-bytes of two entries always differ. The bytes of two entries differ even if two copies of one process write the same
-rows. The number is the position of the entry in its log. With the number, readers detect that two entries were
-exchanged. Without the number, both entries would seem valid, and the older record would win. An entry without rows is a
-fence sentinel. The only purpose of a fence sentinel is to occupy its position in the log.
+bytes of two entries always differ. Two entries also have different bytes if two processes that are copies of each other
+write the same rows. The number is the position of the entry in its log. With the number of each entry, readers can
+detect that two entries were stored in each other's place. Without the number, both entries would seem valid, and the
+older record would win. An entry without rows is a fence sentinel. The only purpose of a fence sentinel is to occupy its
+position in the log.
 
 **Data files of generations.** The records of a generation may be in a data file instead of WAL entries. The data file
 is an Arrow IPC stream with LZ4 (docs/architecture/ingestion.md, "Memtable and generations"). The manifest of the
@@ -53,14 +54,14 @@ from storage_core.base.text import shortened
 
 # Reading.
 
-# For a stream that Tidemark wrote, Arrow raises only errors of the first class, `pa.ArrowException`. Arrow raises
-# errors of the other classes for certain invalid bytes.
+# For a stream that Tidemark wrote, Arrow raises only `pa.ArrowException`, the first class in `_REFUSALS`. For certain
+# invalid bytes, Arrow raises errors of the other classes in `_REFUSALS`.
 _REFUSALS = (
     *(pa.ArrowException, OSError, ValueError, MemoryError, OverflowError, TypeError, KeyError, RecursionError),
     struct.error,
 )
 DEEPEST = 64
-"""The maximum nesting depth of a column's type. The readers of Spark and Parquet support much deeper types."""
+"""The maximum nesting depth of a column's type. Spark and Parquet readers support types far above this depth."""
 _MOST_EXPANSION = 255
 """The maximum number of bytes to which one byte of LZ4 data can expand.
 
@@ -77,8 +78,8 @@ def read_stream(
 ) -> tuple[pa.Table, Mapping[bytes, bytes]]:
     """Return the rows of the stream and the metadata of its schema. Every value of the rows can be read.
 
-    The function refuses wrong lengths, and expanded lengths that LZ4 cannot reach. The function checks a length before
-    it allocates the memory.
+    The function refuses wrong lengths, and lengths to which LZ4 data of the given size cannot expand. The function
+    checks a length before it allocates the memory.
 
     Args:
         data: The stream.
@@ -153,7 +154,7 @@ def claims_of(message: pa.ipc.Message) -> Iterator[tuple[int, int]]:
 def _compressed(metadata: memoryview, is_dictionary: bool) -> Iterator[tuple[int, int]]:  # noqa: FBT001 -- as read
     """Yield the buffers of a compressed batch in its body.
 
-    Yield nothing for other batches. Arrow verified the metadata.
+    Yield nothing if the batch is not compressed. Arrow verified the metadata.
     """
     batch = _table(metadata, _follow(metadata, 0), _HEADER)
     if is_dictionary and batch is not None:
@@ -391,7 +392,7 @@ Entry = RejectedLines | QuarantinedRows
 class DoneLines:
     """The lines or rows of one file that left the quarantine.
 
-    The file has the same fields as in the entries. The line numbers are sorted.
+    The fields of the file have the same meaning as in the quarantine entries. The line numbers are sorted.
     """
 
     source: str
@@ -482,7 +483,7 @@ def _ranges(lines: Sequence[int]) -> list[list[int]]:
 _MOST_LINES = 2**24
 """The maximum number of line numbers in one object.
 
-Damaged bytes could state a larger number, and the line numbers would then fill the memory.
+Without this limit, damaged bytes could describe so many line numbers that the numbers would fill the memory.
 """
 
 

@@ -454,8 +454,9 @@ def _plain_copy(data: bytes, found: Container, where: str) -> list[bytes]:
 
     In the block's header, the number of records equals the number of bytes.
 
-    If a block has more bytes than its records need, DataFusion runs without end. A record takes at least one byte, so
-    this number of records is always large enough. DataFusion stops at the end of the bytes, or fails inside a record.
+    If a block has more bytes than its records need, DataFusion runs without end. A record has at least one byte, so the
+    number of bytes is never smaller than the number of records. DataFusion stops at the end of the bytes, or fails
+    inside a record.
     """
     header = [MAGIC, _long(1), _long(len(_SCHEMA_KEY)), _SCHEMA_KEY, _long(len(found.schema)), found.schema, _long(0)]
     blocks = [expand(found.codec, data[each], where) for each in found.blocks]
@@ -542,7 +543,7 @@ class _Cursor:
             )
 
     def sized(self) -> bytes:
-        """Return the next byte string, whose length precedes its bytes."""
+        """Read the length of the next byte string, and return the bytes of the string."""
         size = self.long()
         if not 0 <= size <= MAX_HEADER_BYTES:
             raise Corrupt(f"{self.where}: {size} bytes claimed in the header", key=self.where)

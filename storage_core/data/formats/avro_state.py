@@ -156,7 +156,7 @@ PROGRESS_SCHEMA: Schema = record_schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressInfo:
-    """One object with transactions. A state lists this object.
+    """One object that contains transactions of a table. A state lists this object.
 
     If several objects are `in_order`, their ranges of appIds are disjoint. Objects that are not `in_order` may contain
     any appId. If several objects contain an appId, the object that is listed later has priority.
@@ -279,8 +279,8 @@ class StateManifest:
     """The root of a state. `created_at` is in ms.
 
     `metadata` is None or JSON text, which may be wrapped in `{"metaData": …}`. `actions` contains the log lines of
-    actions for which the protocol has no field. In states of other writers, `actions` is empty. If `progress` is not
-    empty, its objects contain the transactions, and `actions` contains no transactions.
+    actions for which the protocol has no field. If another program wrote the state, `actions` is empty. If `progress`
+    is not empty, its objects contain the transactions, and `actions` contains no transactions.
     """
 
     state_version: int
@@ -322,7 +322,8 @@ def decode_entries(data: bytes, where: str) -> pa.Table:
 def encode_state(state: StateManifest, compression: Compression = Compression.ZSTD) -> bytes:
     """Return the bytes of a state manifest.
 
-    The format is 2 if the state stores transactions as columns. Otherwise the format is 1.
+    The format is 2 if the state stores transactions as columns. If the state does not store transactions as columns,
+    the format is 1.
     """
     with_progress = {"progress": [progress_record(each) for each in state.progress]} if state.progress else {}
     record = {

@@ -25,7 +25,7 @@ the input rows that the merge dropped. A translation is a bundle with these part
                      for each output row its row in its input, four bytes each (little endian), compressed by zstd
 
 If the rows of an input keep their order (decision 0016), `order` is enough to find each row. The k-th moved row of
-input i is at the position where i occurs in `order` for the k-th time. In this form, each output row has exactly one
+input i is at the k-th position in `order` that contains the number i. In this form, each output row has exactly one
 input. The counts show whether a row is missing.
 
 This module does no I/O.
@@ -132,7 +132,7 @@ def pack_bundle(parts: Mapping[str, bytes | memoryview], *, identity: str, prope
 
 
 def read_directory(tail: bytes, expected: Expected) -> Directory:
-    """Return the directory from `tail`, the bytes of the object from the footer offset to its end.
+    """Return the directory of a bundle. `tail` contains the bytes of the object from the footer offset to its end.
 
     Raises:
         Corrupt: A byte differs from what was packed, or the log records a different object.
@@ -208,7 +208,8 @@ def _decode(footer: bytes, where: str) -> Directory:
             properties=dict(cast("Mapping[str, str]", value["properties"])),
             parts=tuple(_decode_part(each) for each in parts),
         )
-    # RecursionError: `pack_bundle` never writes a directory that is too deep for the parser's stack.
+    # A RecursionError means that the directory is too deep for the parser, and `pack_bundle` never writes such a
+    # directory.
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _corrupt(where, f"the directory cannot be read: {error!r}") from error
 
@@ -242,7 +243,7 @@ def _corrupt(where: str, what: str) -> Corrupt:
 # Translations.
 
 MOST_INPUTS = 2**16
-"""The maximum number of inputs of a translation. Two bytes cannot represent more input numbers."""
+"""The maximum number of inputs of a translation. The number of an input is stored in at most two bytes."""
 
 Rows = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.integer[Any]]

@@ -11,7 +11,7 @@
 
 Each `encode_` function has a matching `decode_` function. The registry of regions contains the xxh3-64 of all its other
 fields under `xxh3`. The chunks up to the last collected chunk may be missing in a listing, because they were collected.
-Collected chunks are not gaps.
+A missing chunk that was collected is not a gap in the raw log.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def decode_gc_plan(data: bytes) -> Plan:
 
 
 class CheckpointKind(StrEnum):
-    """The form of a checkpoint. The hint contains the form as one of these texts."""
+    """The form of a checkpoint. The checkpoint hint stores the form of the checkpoint as one of these texts."""
 
     AVRO_STATE = "avro-state"
     JSON = "json"
@@ -135,7 +135,7 @@ def decode_hint(data: bytes) -> tuple[int, CheckpointKind] | None:
     """
     try:
         body = json.loads(data)
-        # Hints from before the first numbered format refer to a JSON checkpoint.
+        # A hint without a format is older than the first numbered format, and it refers to a JSON checkpoint.
         kind = CheckpointKind(body.get("format") or CheckpointKind.JSON)
         return number(body.get("version")), kind
     except (ValueError, AttributeError, RecursionError):
@@ -170,7 +170,7 @@ class LeaseRecord:
 
     @property
     def acquisition(self) -> str:
-        """The id of the acquisition that wrote this body."""
+        """The id of the lease acquisition during which this body was written."""
         return self.nonce.partition(".")[0]
 
     def is_live(self, now_ms: int) -> bool:
@@ -356,7 +356,7 @@ _WRITER = JsonRecord(Collected, keys={"at_ms": "at_ms"}, read={"number": _in_ran
 
 
 def encode_collected(writers: Mapping[str, Collected], *, nonce: str) -> bytes:
-    """Return the bytes of the object, ordered by writer. `nonce` must be unique."""
+    """Encode the last collected chunk of each writer as JSON, in the order of writers. `nonce` must be unique."""
     found = {writer: _WRITER.write(writers[writer]) for writer in sorted(writers)}
     return _COLLECTED.encode({"nonce": nonce, "writers": found})
 

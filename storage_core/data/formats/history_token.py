@@ -109,7 +109,7 @@ class InTail:
 
 @dataclass(frozen=True, slots=True)
 class InRaw:
-    """A position before a record of the table in a raw log. `log` is an index into the raw logs of the token."""
+    """A position before a record of the table in a raw log. `log` is the index of the raw log in `HistoryToken.raw`."""
 
     log: int
     record: int
@@ -193,7 +193,7 @@ def _token(body: dict[str, Any]) -> HistoryToken:
             number(record), raw[number(log)]
         case _:
             numbers = [number(each) for each in astuple(place)]
-            positions[numbers[0]]  # an index error means that the token has no such region
+            positions[numbers[0]]  # raises IndexError if the token has no region with this number
     return HistoryToken(
         table_id=text(body["t"]),
         version=number(body["v"]),

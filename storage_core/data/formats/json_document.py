@@ -1,8 +1,8 @@
 """Writing, reading and checking of small objects that are one JSON document.
 
 A `JsonDocument` describes one kind of document. A `JsonRecord` describes the JSON object of a dataclass in a document.
-The two classes only describe a format, so each format lists its fields in one place. This module checks versions,
-checksums and types.
+Each format is declared with `JsonDocument` and `JsonRecord`, so the fields of a format are listed in one place. This
+module checks versions, checksums and types.
 """
 
 from __future__ import annotations

@@ -138,14 +138,14 @@ def _text_hashes(column: pa.ChunkedArray) -> Hashes:
 def _byte_hashes(texts: pa.Array) -> Hashes:
     """Return one multilinear hash per text.
 
-    Each byte is multiplied by a constant of its position, and the products are added. The sum is mixed with the length
-    of the text.
+    Each byte is multiplied by a constant that depends on the byte's position, and the products are added. The sum is
+    mixed with the length of the text.
     """
     _, offset_buffer, data_buffer = texts.buffers()
     offsets = np.frombuffer(offset_buffer, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
     data = np.frombuffer(data_buffer, dtype=np.uint8) if data_buffer else np.zeros(0, np.uint8)
-    # Prefix sums wrap around. Nevertheless, the difference of two prefix sums is the exact sum between them, even for
-    # empty texts.
+    # Prefix sums wrap around. Nevertheless, the difference of two prefix sums is the exact sum of all products between
+    # the two positions. For an empty text, the difference is 0.
     sums = _prefix_sums(data, offsets)
     return _mix(np.diff(sums) + np.diff(offsets).astype(np.uint64) * _GOLDEN)
 
@@ -186,7 +186,7 @@ _SALTS = np.array(
 )
 """The constants of the Parquet format's split-block filter, which are odd numbers.
 
-The bit of each word is computed with the constant of the word.
+In each word of a block, the constant of the word determines which bit of the word is set.
 """
 
 
@@ -249,7 +249,8 @@ def from_bytes(data: bytes, where: str) -> BloomFilter:
 
 
 def _positions(hashes: Hashes, blocks: int) -> tuple[npt.NDArray[np.intp], Words]:
-    # The upper half selects the block and the lower half the bits in the block, so both are independent.
+    # The upper half of the hash selects the block, and the lower half selects the bits. The two selections are
+    # independent.
     chosen = ((hashes >> np.uint64(32)) & np.uint64(blocks - 1)).astype(np.intp)
     low = (hashes & np.uint64(0xFFFFFFFF)).astype(np.uint32)
     bits = np.uint32(1) << ((low[:, None] * _SALTS) >> np.uint32(27))

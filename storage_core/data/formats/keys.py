@@ -2,7 +2,7 @@
 
 Keys are relative to the root of the table or raw log (docs/architecture/object-store.md, "Keys"). `parse(build(x))`
 returns x. If a key can be parsed, its builder returns exactly this key. So the key of an object has a single spelling.
-Other keys do not belong to Tidemark. Tidemark never reads or deletes objects with other keys.
+Keys that cannot be parsed do not belong to Tidemark. Tidemark never reads or deletes objects with other keys.
 
 Below the root of a raw log, only these keys are valid (docs/architecture/ingestion.md, "Raw log"):
 
@@ -74,12 +74,12 @@ _TABLE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedKey:
-    """A key of a known kind, and its parts. Parts that the kind does not have are None.
+    """A key of a known kind, and its parts. If keys of the kind do not have a certain part, this part is None.
 
-    `window` is None for the bucket of null timestamps and for tables without windows. `windowed` distinguishes these
-    two cases. `id` is the id of a split, deletion vector, segment, translation, quarantine entry, manifest (list),
-    progress object or JSON checkpoint. `entry` is the number of a WAL entry, or of a part of a JSON checkpoint.
-    `source` of a lock or quarantine entry is the encoded segment.
+    `window` is None for the bucket of null timestamps and for tables without windows. `windowed` is True only if the
+    key belongs to a table with windows. `id` is the id of a split, deletion vector, segment, translation, quarantine
+    entry, manifest (list), progress object or JSON checkpoint. `entry` is the number of a WAL entry, or of a part of a
+    JSON checkpoint. In the key of a lock or a quarantine entry, `source` is the percent-encoded segment.
     """
 
     kind: KeyKind
@@ -142,8 +142,8 @@ def near_prefix(version: int, kind: KeyKind) -> str:
 
     These versions differ only in the last three digits.
 
-    For the kind `STATE`, the prefix is for keys of states. For any other kind of key, the keys of version files and
-    JSON checkpoints share the prefix.
+    For the kind `STATE`, the prefix is for keys of states. If the kind is not `STATE`, the prefix is for the keys of
+    version files and JSON checkpoints.
     """
     return f"{STATES_PREFIX if kind is KeyKind.STATE else LOG_PREFIX}{FORMS['version'].write(version)}"[:-3]
 
@@ -334,7 +334,7 @@ def partition_folder(name: str, value: str | None) -> str:
     xxh3-128 of the text in these cases:
 
     - The encoded form is too long for a file system.
-    - The encoded form is the same text as the folder name that represents null.
+    - The encoded value equals the folder name that stands for null.
     - The encoded form points to a place outside the table after decoding.
     """
     return f"{_encoded(name, _LONGEST_NAME) or _checksum(name)}={folder_value(value)}"
@@ -397,9 +397,9 @@ def raw_chunk_key(chunk: ChunkKey) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdsKey:
-    """The parts of a key for record ids.
+    """The parts of the key of an object that contains record ids.
 
-    The parts are the starts of the first and last segment, and the checksum of the object.
+    These parts are the start times of the first and last segment with records, and the checksum of the object.
     """
 
     first_ms: int

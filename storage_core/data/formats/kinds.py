@@ -10,7 +10,7 @@ To add a kind:
 1. Add the entry of the kind to `KINDS` in this module. The parts of the key template are fields of `keys.ParsedKey`.
 2. For a small JSON object, the codec is in the entry, and the record is in `documents`. Every other kind has a module
    of its own.
-3. Write the `<kind>_key` of the kind in `keys`.
+3. Add a function `<kind>_key` for the new kind to the module `keys`.
 4. If the object contains values of rows, add a reader to `_READERS` in `storage_core/maintain/check.py`.
 5. Add an object of the kind to `tests/support/every_kind.py`, and a row to section 1 of docs/spec.md. Run
    `tests/unit/test_kinds.py` and `tests/unit/test_keys.py`, which report anything that is missing.
@@ -44,7 +44,7 @@ GENERATION_FILES: Final = ("_manifest.json", "bloom_filter.bin", "key_index.arro
 
 PARTITION_FOLDER: Final = r"[A-Za-z0-9_.%~-]+=[A-Za-z0-9_.%~-]*"
 MAX_NUMBER: Final = 2**64 - 1
-"""The largest number that has a name of 64 characters."""
+"""The largest number whose binary form in a key has 64 digits."""
 
 _LARGEST: Final = 2**63 - 1
 _MAX_SEGMENT: Final = 200
@@ -62,8 +62,8 @@ _FILE: Final = "|".join(map(re.escape, GENERATION_FILES))
 def encode_segment(value: str) -> str:
     """Return `value` percent-encoded as one path segment. Letters, digits, `_`, `-` and inner dots are not encoded.
 
-    Different values have different encodings. The empty string becomes a single `%`. A first dot is always encoded, so
-    `.` and `..` never appear. Raises `InvalidInput` for text that is not valid Unicode (lone surrogates).
+    Different values have different encodings. The empty string is encoded as a single `%`. A first dot is always
+    encoded, so `.` and `..` never appear. Raises `InvalidInput` for text that is not valid Unicode (lone surrogates).
     """
     if value == "":
         return _EMPTY_SEGMENT
@@ -206,7 +206,7 @@ FORMS: Final[Mapping[str, Form]] = {
     "file": _text(rf"{_FILE}|{INDEX_NAME.pattern}\.seg", f"one of {', '.join(GENERATION_FILES)} or <index>.seg"),
     "segment": Form(r"[^/]+", short_segment, require_encoded),
 }
-"""The forms of the parts of keys. The key of an entry is the name after the colon in a template."""
+"""The written form of each part of an object's key. The key of an entry is the name after the colon in a template."""
 
 
 # Kinds of objects.
@@ -282,7 +282,7 @@ class Keeper(StrEnum):
     REFERENCE = "reference"
     """A reference.
 
-    A root contains the key of the object. Or an object that is reachable from a root contains this key.
+    An object is kept if a root object contains its key. An object is also kept if another kept object contains its key.
     """
     NUMBER = "number"
     """The number of the object. The collector keeps objects with numbers from the first retained number onwards."""
@@ -587,7 +587,7 @@ KINDS: Final[Mapping[KeyKind, ObjectKind]] = {each.kind: each for each in _ALL}
 
 
 def document_of(kind: KeyKind) -> JsonDocument:
-    """Return the codec of a kind whose objects are JSON documents. Raises `LookupError` for any other kind."""
+    """Return the codec of a kind whose objects are JSON documents. Raises `LookupError` if the kind has no codec."""
     document = KINDS[kind].document
     if document is None:
         raise LookupError(f"objects of the kind {kind} are not one JSON document")

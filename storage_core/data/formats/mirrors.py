@@ -31,7 +31,8 @@ from storage_core.data.formats.keys import ICEBERG_FOLDER
 OWN: Final = "tidemark"
 """The name of Tidemark's field in `commitInfo`.
 
-Tidemark's writer feature has the same name. The application id of Tidemark's transactions begins with this name.
+Tidemark's writer feature also has the name `tidemark`. The application id of Tidemark's transactions begins with this
+name.
 
 A writer that does not support a feature of a table must not write or vacuum the table. A reader ignores a writer
 feature.
@@ -40,8 +41,8 @@ feature.
 ENCODING: Final = "utf-8"
 """The encoding of a commit.
 
-If a commit has this encoding, its statistics contain no escapes that other readers misread. All earlier commits also
-contain no escapes that other readers misread.
+If a commit has this encoding, its statistics contain no escapes that other readers misread. Other readers also read the
+statistics of all earlier commits correctly.
 """
 
 Json = dict[str, Any]
@@ -307,7 +308,7 @@ def files_of(data: bytes, root: str, where: str) -> list[NamedFile]:
 
 
 def iceberg_key(location: str, root: str) -> str:
-    """Return the key of a location in the table with this root.
+    """Return the key of the object at a location, relative to the root folder of the table.
 
     Raises `ValueError` for a location outside the table.
     """

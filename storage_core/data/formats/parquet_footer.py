@@ -1,8 +1,8 @@
 """Footers of Parquet files, and the encoding of footers, which is Thrift's compact protocol.
 
 The bytes may come from an untrusted writer. The first part reads Thrift's compact protocol as Parquet uses it. The
-second part finds a footer and checks the metadata of its column chunks. The second part also shortens the footer if
-each column of the file has a single page.
+second part finds a footer and checks the metadata of its column chunks. The second part also writes a shorter footer
+for a file in which each column has a single page.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _DEEPEST = 8
 LeftOut = Mapping[int, "LeftOut | None"]
 """The fields of a struct to remove, by id.
 
-The value None removes the field. If the value is a mapping, only the given fields of the structs inside the field are
-removed.
+The value None removes the field. If the value is a mapping, it lists the fields to remove from the structs inside the
+field.
 """
 
 
@@ -189,13 +189,13 @@ _OF_MORE_PAGES: LeftOut = {
 The row group's bounds in the footer are sufficient.
 """
 
-_PAGE_BUFFER = 4096  # with a page buffer, Arrow creates the readers of columns before it reads data
+_PAGE_BUFFER = 4096  # with buffered pages, Arrow creates a reader for every column before Arrow reads any data
 
 
 def footer_start(data: pa.Buffer) -> int:
     """Return the position of the footer's first byte.
 
-    The length of the footer and the magic follow the footer, 8 bytes in total.
+    The last 8 bytes of the file follow the footer: the length of the footer (4 bytes) and the magic (4 bytes).
     """
     return int(data.size - 8 - int.from_bytes(memoryview(data)[-8:-4], "little"))
 
@@ -204,8 +204,8 @@ def require_valid_chunks(metadata: pq.FileMetaData, size: int) -> None:
     """Raise Arrow's error if Arrow refuses the metadata of a column chunk in a file of `size` bytes. Nothing is read.
 
     For invalid metadata, such as histograms that do not fit their column, `RowGroupMetaData.column` ends the process.
-    Instead of calling `column`, this function starts to read each row group. Arrow then first creates a reader for each
-    column, and raises an error for invalid metadata. The error is an `ArrowException` or `OSError`.
+    The function does not call `RowGroupMetaData.column`, but starts to read each row group. Arrow then first creates a
+    reader for each column, and raises an error for invalid metadata. The error is an `ArrowException` or `OSError`.
     """
     opened = pq.ParquetFile(_Pages(size), metadata=metadata, pre_buffer=False, buffer_size=_PAGE_BUFFER)
     for group in range(metadata.num_row_groups):
@@ -227,10 +227,10 @@ def schema_bytes(footer: bytes) -> bytes | None:
 def of_single_pages(end: bytes | memoryview) -> tuple[bytes, int] | None:
     """Return the end of a file without its page indexes, and the position at which the caller must write this end.
 
-    Both `end` and the returned bytes begin with the first byte of the footer. The function also removes
-    histograms, and bounds for readers from before 2018. The function returns None if the file has several row groups,
-    or if a column chunk has several data pages. The function also returns None if there are no indexes, or if other
-    data follows the indexes.
+    `end` starts at the first byte of the footer, and the returned bytes also start with the footer. The function also
+    removes histograms, and the old bounds that only readers from before 2018 use. The function returns None if the file
+    has several row groups, or if a column chunk has several data pages. The function also returns None if there are no
+    indexes, or if other data follows the indexes.
     """
     footer, _ = struct(end, 0)
     chunks = [chunk for group in footer.get(_ROW_GROUPS, []) for chunk in group[_COLUMNS]]

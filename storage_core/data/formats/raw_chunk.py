@@ -24,7 +24,7 @@ IPC stream (LZ4), and its name depends on its content. The object has these colu
 
 | Column | Content |
 |---|---|
-| `chunk`, `table` | indexes in the lists of the metadata |
+| `chunk`, `table` | positions of the chunk and of the table in the lists `chunks` and `tables` of the metadata |
 | `position` | the position of the record in its chunk, from 0 |
 | `id` | the id |
 

@@ -20,8 +20,8 @@ If a producer wrote a number with point or exponent in JSON, the number keeps it
 column determines whether the number is a float or a decimal. If a name in a producer's object starts with `$`, the text
 contains one more `$` before this name.
 
-Because the fields are text, every Avro reader can read a chunk. A union of Avro types would be recursive. A file could
-then make a decoder in C recurse to any depth.
+Because the fields are text, every Avro reader can read a chunk. A union of Avro types would be recursive. With a
+recursive type, a file could make an Avro decoder in C recurse to any depth.
 
 `encode_fields` returns the text of one row. `encode_rows` creates the same texts column by column, without one object
 per row. For types without a faster method, `encode_rows` calls `encode_value`.
@@ -99,7 +99,7 @@ def encode_value(value: object) -> str:
 
 
 def encode_name(name: str) -> str:
-    """Return the text of a field's name inside its record."""
+    """Return the name of a field in the form in which a record's text contains the name."""
     return _ENCODE(_escaped(name))
 
 
@@ -122,7 +122,7 @@ def decode_fields(text: str) -> dict[str, Any]:
 
 
 def _fault(error: Exception) -> str:
-    """Return the fault of a text. The text of an error of Python's JSON parser is not used."""
+    """Return what is wrong with an invalid text. The text of an error of Python's JSON parser is not used."""
     if isinstance(error, json.JSONDecodeError):
         return f"the text is not JSON at character {error.pos + 1}"
     return str(error)
@@ -360,7 +360,7 @@ def _values(column: pa.Array) -> pa.StringArray:
     if kinds.is_date32(type_) and _among_years(column):
         return _around('{"$date":"', column.cast(pa.string()), '"}')
     if kinds.is_timestamp(type_) and type_.unit != "ns" and _among_years(column):
-        column.drop_null()[:1].to_pylist()  # raises an error for a zone that Python does not have, like `encode_value`
+        column.drop_null()[:1].to_pylist()  # raises an error for a time zone that Python does not know
         return _instants(column)
     return _one_by_one(column)
 

@@ -108,8 +108,8 @@ def encode_region(manifest: RegionManifest) -> bytes:
 def _body(manifest: RegionManifest, *, with_copies: bool = False) -> bytes:
     """Return all fields except the checksum.
 
-    The checksum covers all fields of the manifest except the copies. So releases without support for copies can verify
-    the checksum.
+    The checksum covers all fields of the manifest except the copies of generation files. So releases without support
+    for copies can verify the checksum.
     """
     from storage_core.data.formats import region_manifest_pb2
 
@@ -197,7 +197,7 @@ def decode_region(data: bytes, where: str) -> RegionManifest:
 
 FORMAT_VERSION = 1
 DATA_FORMAT_VERSION = 2
-"""The format of a generation with a data file.
+"""The format version of a generation whose records are in a data file.
 
 Older releases read records from WAL entries only. Older releases refuse this format, so they do not treat such a
 generation as empty.
@@ -216,7 +216,7 @@ MANIFEST_COPY_BYTES = 2**13
 """The maximum size of a manifest that is copied, in bytes. This size is enough for 1,000 WAL entries or 30 chunks."""
 
 FILTER_COPY_RECORDS = 2**15
-"""The maximum number of records of a generation whose Bloom filter is copied.
+"""The maximum number of records in a generation for which the region manifest copies the Bloom filter.
 
 A filter for this number of records has 64 KiB.
 """

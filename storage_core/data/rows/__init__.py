@@ -1,1 +1,1 @@
-"""Rows in memory: schema, order, keys, windows, statistics, folding."""
+"""Modules for the schema, order, keys, windows, statistics and folding of rows in memory."""

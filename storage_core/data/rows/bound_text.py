@@ -7,7 +7,7 @@ texts.
 |---|---|---|---|---|
 | boolean | `true`, `false` | | date | `2015-05-17` |
 | integers | decimal digits | | timestamp | `2015-05-17T10:05:03.000000Z`, no `Z` without a zone |
-| floats | the shortest text with the same value, or `NaN`, `Infinity` | | string | at most 32 code points (`upper`) |
+| floats | the shortest text of this float, or `NaN`, `Infinity` | | string | at most 32 code points (`upper`) |
 | decimal | plain digits with the scale of the type | | binary, lists, structs, maps | none |
 """
 
@@ -53,7 +53,7 @@ def lower(bound: pa.Scalar, truncate_at: int) -> str | None:
 
 
 def upper(bound: pa.Scalar, truncate_at: int) -> str | None:
-    """Return the text of an upper bound, or None. A long string is replaced by a shorter and greater string."""
+    """Return the text of an upper bound, or None. A long string is replaced by a shorter text that sorts after it."""
     text = text_of_bound(bound)
     if text is None or len(text) <= truncate_at or not _is_text(bound.type):
         return text
@@ -63,10 +63,10 @@ def upper(bound: pa.Scalar, truncate_at: int) -> str | None:
 def next_after_prefix(prefix: str) -> str | None:
     """Return the smallest text that is greater than every text with the prefix.
 
-    The result is at most as long as the prefix.
+    The result has at most as many characters as `prefix`.
 
     Return None if there is no such text. The order by code points equals the order by UTF-8 bytes. Surrogates are not
-    characters, so the next code point skips them.
+    valid characters, so the function uses the next code point that is not a surrogate.
     """
     kept = prefix.rstrip(chr(_LAST_CODE_POINT))
     if not kept:
@@ -88,7 +88,7 @@ def text_of_bound(bound: pa.Scalar) -> str | None:
         return _calendar_text(bound)
     try:
         value = bound.as_py()
-    except UnicodeDecodeError:  # Only splits older than the UTF-8 check contain invalid text, which prunes nothing.
+    except UnicodeDecodeError:  # Splits written before the UTF-8 check may contain invalid text, which has no bound.
         return None
     if kinds.is_boolean(type_):
         return "true" if value else "false"
@@ -153,8 +153,8 @@ def decode_column(texts: pa.Array, type_: pa.DataType) -> pa.Array:
 def _as_instants(texts: pa.Array, type_: pa.DataType) -> pa.Array:
     """Return the texts.
 
-    A text that is only a date gets the time midnight. A text that is only a date was written when the column still
-    contained dates.
+    A text that is only a date gets the time midnight. A text without a time was written when the column still had the
+    type date.
     """
     import pyarrow.compute as pc  # imported here because opening a table does not need `pyarrow.compute`
 

@@ -8,9 +8,9 @@ instants.
 (lessons 62, 63, 68, 69). For strings and decimals, only the distinct values are ranked. For dictionary columns, the
 dictionaries are ranked. So the work per row uses only integers.
 
-**Keys** (`sortable`) are one value per row. Two keys can be compared with a single machine comparison. Booleans,
-integers, floats, dates and timestamps become int64. Decimals and strings do not change, because Arrow compares them in
-this order.
+**Keys** (`sortable`) contain one comparable value per row. Two keys can be compared with a single machine comparison.
+Booleans, integers, floats, dates and timestamps become int64. Decimals and strings do not change, because Arrow already
+compares decimals and strings in the total order.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _WORD = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """One code per row. Codes are ordered like the values. `null_code` is the greatest code and means null.
+    """One code per row. The codes have the same order as the values. `null_code` is the greatest code and means null.
 
     Equal values have equal codes. There may be gaps between codes.
     """
@@ -74,8 +74,8 @@ def coding(column: pa.ChunkedArray, *, descending: bool = False) -> Coding:
     """Return the codes of a column in the total order. With `descending`, the order is reversed except for nulls.
 
     Dictionary columns are not decoded. Unused, repeated or null dictionary values do not change the result. The number
-    of dictionaries does not change the result either. Raises `InvalidInput` for lists, structs and maps, which have no
-    order.
+    of dictionaries into which a column is divided also does not change the result. Raises `InvalidInput` for lists,
+    structs and maps, which have no order.
     """
     if pa.types.is_dictionary(column.type):
         return _dictionary_coding(column, descending=descending)
@@ -87,7 +87,7 @@ def coding(column: pa.ChunkedArray, *, descending: bool = False) -> Coding:
 def nulls_before(column: Coding) -> Coding:
     """Return the same codes, except that null has the smallest code.
 
-    In the result, `null_code` is the code of a value and not of null.
+    In the result, the code `null_code` belongs to a value, because null has the code 0.
     """
 
     def make() -> Iterator[Unsigned]:
@@ -149,7 +149,7 @@ def _filled(column: pa.ChunkedArray) -> npt.NDArray[np.generic]:
 
 
 def _is_ranked(type_: pa.DataType) -> bool:
-    """Return whether values are ranked by their distinct values.
+    """Return whether the code of a value is its rank among the distinct values of the column.
 
     This is necessary if values do not fit into 64 bits.
     """
@@ -163,7 +163,8 @@ def _fixed_coding(column: pa.ChunkedArray, *, descending: bool) -> Coding:
         return Coding(len(column), 0, lambda: (np.zeros(len(chunk), np.uint64) for chunk in chunks))
     low, high = min(ends), max(ends)
     if high - low >= _WORD:
-        # The range of values uses all 64 bits, so no code is left for null. The values are ranked instead.
+        # The range of values uses all 64 bits, so no code is left for null. The codes are therefore the ranks of the
+        # distinct values.
         ranked = _dense_codes(ordered_bits(column), null_mask(column), descending=descending)
         return Coding(len(column), ranked.null_code, lambda: iter([ranked.values]))
 
@@ -278,7 +279,7 @@ def sortable(values: pa.Array) -> pa.Array:
 
 
 def bound_keys(texts: pa.Array, type_: pa.DataType) -> pa.Array:
-    """Return the keys of a column's bounds.
+    """Return the `sortable` keys of the bounds of a column.
 
     `texts` contains the bounds in the text form that the log uses. A key is null if the bound is unknown.
     """
@@ -295,9 +296,10 @@ def has_leading_keys(type_: pa.DataType) -> bool:
 def leading_keys(values: pa.Array) -> Unsigned:
     """Return an unsigned word per value.
 
-    The words are ordered like the values. The word for a text consists of the first eight bytes of the text.
+    The returned words have the same order as the values. For a text value, the word contains the first eight bytes of
+    the text.
 
-    Different values may have equal words. The word of a null is the greatest word. The word of a number, date or
+    Different values may have equal words. A null value gets the greatest possible word. The word of a number, date or
     timestamp is derived from its `sortable` key.
     """
     if pa.types.is_string(values.type):

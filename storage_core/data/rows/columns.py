@@ -100,7 +100,7 @@ def former_setting(names: Iterable[str]) -> dict[str, str]:
 
 
 def with_former(names: Iterable[str], before: pa.Schema, after: pa.Schema) -> frozenset[str]:
-    """Return `names`, plus each name that a column has in `before` but no longer has in `after`.
+    """Return `names`, plus every name in `before` that the same column does not have in `after`.
 
     The schemas `before` and `after` must have ids.
     """
@@ -160,7 +160,7 @@ def default_text(value: object, field: pa.Field) -> str:
 
 
 def value_of(text: str, type_: pa.DataType) -> pa.Scalar:
-    """Return the value that the text describes. The type must have bounds. Raises `ValueError`, or Arrow's error."""
+    """Return the value of the text. The log must support bounds of the type. Raises `ValueError`, or Arrow's error."""
     found = decode_column(pa.array([text]), type_).cast(type_)[0]
     if not found.is_valid:
         raise ValueError(f"{quoted(text)} is not a valid value of this type. Give another default")
@@ -173,7 +173,7 @@ def default_of(field: pa.Field) -> str | None:
 
 
 def defaults(field: pa.Field, rows: int) -> pa.Array:
-    """Return the default of a column as an array for this number of rows. The rows are older than the column."""
+    """Return the default of a column as an array for this number of rows. The rows precede the column's creation."""
     text = default_of(field)
     return pa.nulls(rows, field.type) if text is None else pa.repeat(value_of(text, field.type), rows)
 
@@ -182,7 +182,8 @@ def may_widen(type_: pa.DataType, wider: pa.DataType) -> bool:
     """Return whether every value of a type is also a value of another type.
 
     Then a column can change its type without a rewrite. Integers may become wider integers, and `float` may become
-    `double`. Decimals may have more digits before the point. A date may become the timestamp of its midnight.
+    `double`. A decimal type may become a decimal type with more digits before the point. A date may become the
+    timestamp of its midnight.
     """
     kinds = pa.types
     if kinds.is_signed_integer(type_) and kinds.is_signed_integer(wider):
@@ -206,7 +207,8 @@ def of_earlier(rows: pa.Table, schema: pa.Schema, names: Mapping[str, str] | Non
     """Yield the columns of `schema` for rows that were written under an earlier schema of the table.
 
     The rows have the columns under their stored names, or under the names in `names`. A column that was added later
-    gets its default or null. A narrower column is widened. All other columns are not changed.
+    gets its default or null. If the rows have a narrower type than the column of `schema`, the function casts the
+    values to the wider type. All other columns are not changed.
     """
     known = set(rows.column_names)
     for field in schema:

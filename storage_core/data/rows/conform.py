@@ -165,9 +165,9 @@ def _hint(source: pa.DataType, target: pa.DataType) -> str:
 
 
 def _is_exact(source: pa.DataType, target: pa.DataType) -> bool:
-    """Return whether a checked Arrow cast keeps every value that it accepts.
+    """Return whether an Arrow cast with checks never changes a value.
 
-    The cast refuses values that do not fit.
+    A cast with checks refuses values that do not fit the target type.
     """
     kinds = pa.types
     if source.equals(target) or kinds.is_null(source):

@@ -10,14 +10,14 @@ sets. This table shows the result of two records of the same key:
 | delete | reset | reset with only the fields of the patch | delete | reset |
 | reset | reset | reset, changed by the patch | delete | reset |
 
-A put and a reset set the whole row. A column that such a record does not set becomes null. A patch replaces the value
-of each column in its `_fields`. If `_fields` contains `merging(column)`, the patch merges the maps instead. The entries
-of the patch's map then replace or extend the entries of the existing map. A null map has no entries. The record itself
-contains whether it merges maps, so folding needs no setting of the table. If a record puts a map or sets it to null,
-the older entries of the map are lost.
+A put and a reset set the whole row. If a put or a reset does not set a column, the column becomes null. A patch
+replaces the value of each column in its `_fields`. If `_fields` contains `merging(column)`, the patch merges its map
+into the existing map. The entries of the patch's map then replace or extend the entries of the existing map. A null map
+has no entries. The record itself contains whether it merges maps, so folding needs no setting of the table. If a record
+puts a map or sets it to null, the older entries of the map are lost.
 
-Folding is associative, so records may be folded in groups of any size. `apply` is a fold in which the base rows are
-puts.
+Folding is associative, so records may be folded in groups of any size. `apply` folds records into base rows, and treats
+each base row as a put.
 
 `conformed` converts earlier records to a later schema of the table (`docs/spec.md`, "Columns that change"). Unlike
 splits, records contain the ids of columns. Records also contain the names that the columns had when the record was
@@ -94,7 +94,7 @@ def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
     Each result has the combined effect of all records of its key.
 
     In the result, only patches contain `_fields`. `_fields` lists the columns that the patch replaces or merges, in
-    column order. If the result is a delete, it has the values of the last delete.
+    column order. A delete in the result has the values of the last delete record of the key.
 
     Args:
         records: The records in arrival order. Patches, puts and resets use `_fields`, and a null in it means every
@@ -116,7 +116,8 @@ def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
     arrays: dict[str, pa.Array | pa.ChunkedArray] = {}
     named: list[tuple[str, Mask]] = []
     for name in (each.name for each in columns):
-        # Each value is taken only once, at the end. `order` contains the arrival position of the value.
+        # The code copies each value from `records` only once, after all positions are known. `order` contains the
+        # arrival position of the value.
         column = records.column(name)
         if name in key:
             arrays[name] = column.take(pa.array(order[groups.starts]))
@@ -124,7 +125,7 @@ def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
         newest = groups.newest(given.decided(name))
         named.append((name, newest[patches] != _NONE))
         source = np.where((newest != _NONE) & given.valued(name)[newest], newest, _NONE)
-        # A delete from a landed file has a value in one column only. This column orders the records of a key.
+        # A delete record from a landed file has a value in only one column. This column orders the records of a key.
         source = np.where(folded_operations == Operation.DELETE, groups.lasts, source)
         places = order[source]
         merges = given.merges(name)
@@ -230,7 +231,7 @@ class _Groups:
         return np.maximum.reduceat(positions, self.starts)
 
     def since(self, oldest: Positions, chosen: Mask, wanted: Mask) -> Positions:
-        """Return the group number of each chosen row in a wanted group.
+        """Return, for each chosen row in a wanted group, the number of this group.
 
         Rows before the group's `oldest` row do not count.
 
@@ -265,7 +266,7 @@ class _Given:
         self._merging = {name for name in maps if self._names(merging(name)).any()}
 
     def valued(self, name: str) -> Mask:
-        """Return the rows that set the column. In these rows, `_fields` is null or lists the column.
+        """Return the records that set a value of the column. In these records, `_fields` is null or lists the column.
 
         A delete is never included.
         """
@@ -276,13 +277,13 @@ class _Given:
         return listed
 
     def decided(self, name: str) -> Mask:
-        """Return the rows that replace the column or the whole row. Older values of the column then have no effect."""
+        """Return the records that replace the column or the whole row. Earlier values of the column have no effect."""
         decided = self._all | self._names(name)
         decided[self._operations != Operation.PATCH] = True
         return decided
 
     def merges(self, name: str) -> Mask | None:
-        """Mark the records that merge entries into this map column. Return None if no record does."""
+        """Mark the records that merge entries into this map column. Return None if no record merges entries."""
         return self._names(merging(name)) & ~self.decided(name) if name in self._merging else None
 
     def _names(self, name: str) -> Mask:
@@ -322,14 +323,14 @@ def _with_unions(column: pa.ChunkedArray, ordered: pa.ChunkedArray, groups: Posi
 def _fold_operations(operations: npt.NDArray[np.int8], groups: _Groups) -> npt.NDArray[np.int8]:
     """Return the operation of each group.
 
-    The operation depends on the group's last record that is not a patch. The operation also depends on whether a record
-    of the group deletes the row.
+    The operation of a group depends on the last record of the group that is not a patch. The operation of a group also
+    depends on whether a record of the group deletes or resets the row.
     """
     last_whole = groups.newest(operations != Operation.PATCH)
     last = groups.lasts
     emptied = groups.any((operations == Operation.DELETE) | (operations == Operation.RESET))
     folded = np.where(emptied, Operation.RESET, Operation.PUT)
-    # Patches after a delete create content again. The result is a reset and not a delete.
+    # A patch after a delete creates the row again. The folded operation is then a reset and not a delete.
     folded[(last_whole == last) & (operations[last] == Operation.DELETE)] = Operation.DELETE
     folded[last_whole == _NONE] = Operation.PATCH
     return folded.astype(np.int8)
@@ -358,7 +359,8 @@ def conformed(records: pa.Table, wanted: pa.Schema) -> pa.Table:
 
     If a record sets the whole row, a column that was added later gets its default or null. A patch does not set a
     column that was added later. If the table never changed its schema, the records are not changed. Raises
-    `CommitConflict` if a column is wider in the records. Records with a wider column have a later schema than `wanted`.
+    `CommitConflict` if a column has a wider type in `records` than in `wanted`. Records with a wider column have a
+    later schema than `wanted`.
     """
     if records.schema.equals(wanted, check_metadata=True) or not (has_changed(wanted) or has_changed(records.schema)):
         return records
@@ -385,7 +387,7 @@ def conformed(records: pa.Table, wanted: pa.Schema) -> pa.Table:
 
 
 def _names_in(found: pa.Schema, wanted: pa.Schema) -> dict[str, str]:
-    """Return the names of the columns of `wanted` in the records, by column id.
+    """Return, for each column of `wanted`, the name of this column in the records. Columns are matched by id.
 
     Records without ids have stored names.
     """

@@ -20,9 +20,10 @@ Tidemark hashes small values as 64-bit integers, so its hash stays the same when
 **`siphash_2_4`** is SipHash-2-4 with both keys 0, for many messages at once (Aumasson and Bernstein, 2012).
 
 **`iceberg_hashes`** is the hash of Iceberg's bucket transform: murmur3 (x86, 32 bits) with seed 0. Integers, dates and
-timestamps are hashed as 64-bit integers, with dates in days and timestamps in microseconds since 1970. A promotion
-therefore keeps the hash. Decimals are hashed as the shortest big-endian two's complement of the unscaled value, and
-strings as UTF-8. Spark's variant differs, because it mixes the last bytes of a text in another way.
+timestamps are hashed as 64-bit integers, with dates in days and timestamps in microseconds since 1970. If a column is
+promoted to a wider type, the hash of a value therefore does not change. Decimals are hashed as the shortest big-endian
+two's complement of the unscaled value, and strings as UTF-8. Spark's murmur3 gives different hashes from Iceberg's
+murmur3, because Spark mixes the last bytes of a text differently.
 """
 
 from __future__ import annotations
@@ -229,8 +230,8 @@ def hash_bytes(
 def _hash_words(data: Bytes, seed: int) -> int:
     """Return the hash of the whole words of `data`, starting from `seed`.
 
-    A part of the hash does not depend on the previous word. This part is computed for many words in one step. The rest
-    is computed in Python.
+    A part of the hash does not depend on the previous word. This part is computed for many words in one step. The part
+    that depends on the previous word is computed in a Python loop.
     """
     found = seed
     for piece in np.split(data, range(_PIECE_WORDS * _WORD_BYTES, len(data), _PIECE_WORDS * _WORD_BYTES)):
@@ -284,7 +285,7 @@ def siphash_2_4(messages: Sequence[bytes]) -> npt.NDArray[np.int64]:
 
 
 def _padded(message: bytes) -> bytes:
-    """Return the message as whole words. The last byte is the length modulo 256."""
+    """Return the message, padded to a multiple of 8 bytes. The last byte is the length modulo 256."""
     return message + bytes(7 - len(message) % 8) + bytes([len(message) & 0xFF])
 
 

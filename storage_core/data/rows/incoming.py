@@ -127,14 +127,14 @@ def _time(value: np.datetime64) -> dt.datetime:
 # Columns of DuckDB and Polars.
 
 _OF_POLARS: Final = {"Int128": "Decimal(38, 0)", "UInt128": "Decimal(38, 0)", "Object": "String"}
-"""Polars types that Arrow data lacks, each with the target type of a cast.
+"""The Polars types that have no Arrow type, each with the Polars type to which a column must be cast.
 
 Without a cast, Arrow data would contain the memory address of an `Object` instead of its value.
 """
 
 
 def reject_lossy_columns(rows: object) -> None:
-    """Raise `InvalidInput` for a column of DuckDB or Polars if Arrow data does not keep its values.
+    """Raise `InvalidInput` if a conversion to Arrow would lose values of a DuckDB or Polars column.
 
     The rows are a relation of DuckDB or a frame of Polars. Neither library is imported.
     """
@@ -299,7 +299,7 @@ def _is_same(given: object, kept: Any, type_: pa.DataType) -> bool:
 def _children(values: Sequence[object], type_: pa.DataType, path: str) -> list[tuple[str, pa.DataType, list[object]]]:
     """Return the inner values of nested values, with their name and type.
 
-    Values of any other form are omitted, because Arrow refuses them later.
+    The result omits a value that does not have the form of its nested type, because Arrow refuses the value later.
     """
     if pa.types.is_struct(type_):
         known = {field.name for field in type_.fields}
@@ -398,7 +398,7 @@ def _column_of_series(series: Any, name: str) -> pa.Array | pa.ChunkedArray:
         raise InvalidInput(f"column {quoted(name)} of the data frame {_NO_ONE_TYPE}.", column=name) from error
     if series.dtype.kind != "O" or not has_times(column.type):
         return column
-    # Arrow derives the type of times from the first time, and cuts digits that this type lacks.
+    # Arrow derives the time unit of a column from the first time in the column, and cuts digits that this unit lacks.
     values = [None if missing is True else each for each, missing in zip(series, series.isna(), strict=True)]
     try:
         return exact_array(values, _type_of(values, column.type), name)
@@ -464,7 +464,7 @@ def validated_rows(given: pa.Table | pa.RecordBatch) -> pa.Table:
 
 
 def is_stream(rows: object) -> TypeGuard[ArrowStream]:
-    """Return whether the rows arrive as a stream of batches, including all data frames."""
+    """Return whether the rows arrive as a stream of batches. All data frames are streams."""
     if isinstance(rows, Mapping | pa.Table | pa.RecordBatch):
         return False
     is_part = type(rows).__module__.partition(".")[0] == "pandas"  # for example a Series, which is a column
@@ -500,7 +500,7 @@ def pieces_of(rows: ArrowStream) -> Iterator[pa.Table]:
 
 
 def reader_of(rows: ArrowStream) -> pa.RecordBatchReader:
-    """Return the stream as a reader of batches. The rows are read later, but a lazy frame is collected now.
+    """Return the stream as a reader of batches. A lazy frame is computed now, but all other rows are read later.
 
     Raises:
         InvalidInput: The rows are not a stream. Or Arrow data does not keep the values of a column of DuckDB, Polars or
@@ -510,12 +510,13 @@ def reader_of(rows: ArrowStream) -> pa.RecordBatchReader:
     if isinstance(rows, pa.Table):
         return rows.to_reader()
     reject_lossy_columns(rows)
-    # A reader is used directly. A conversion to a stream would keep only the text of the reader's errors.
+    # If `rows` is a reader or has a reader, the function returns this reader. If the function converted the reader to a
+    # stream, only the text of the reader's errors would remain.
     own = getattr(rows, "to_reader", None)  # scans have the method `to_reader`
     try:
         given = rows if own is None else own()
         return given if isinstance(given, pa.RecordBatchReader) else pa.RecordBatchReader.from_stream(rows)
-    except Exception as error:  # the library of these rows may raise any error
+    except Exception as error:  # the library that produces the rows may raise any class of error
         raise _broken(rows, error) from error
 
 
@@ -565,7 +566,7 @@ def _broken(rows: object, error: Exception) -> TidemarkError:
         each = each.__cause__ or each.__context__
     for each in chain:
         if isinstance(each, TidemarkError):
-            return each.reworded(each.found)  # a copy, which the caller can raise with another cause
+            return each.reworded(each.found)  # a copy of the error, so that the caller can set its cause
     if of_the_system(error):
         return unavailable(what, error)
     is_own = type(error).__module__.partition(".")[0] not in _LIBRARIES
@@ -574,7 +575,7 @@ def _broken(rows: object, error: Exception) -> TidemarkError:
 
 
 def require_each_once(names: Sequence[str]) -> None:
-    """Raise `InvalidInput` if a column name occurs more than once. Only one of these columns would be stored."""
+    """Raise `InvalidInput` if a column name occurs more than once. Only one column per name would be stored."""
     if twice := sorted(repeated(names)):
         raise InvalidInput(f"the columns {twice} occur more than once. Pass each column once", columns=twice)
 

@@ -46,7 +46,7 @@ def pack(columns: Iterable[Codes | Coding], rows: int) -> list[Unsigned]:
         start = 0
         for part in parts:
             packed = keys[-1][start : start + len(part)]
-            if capacity > 1:  # otherwise all keys are zero, and `size` may exceed 64 bits
+            if capacity > 1:  # at capacity 1, all keys are zero, and `size` may exceed 64 bits
                 packed *= np.uint64(size)
             packed += part
             start += len(part)
@@ -93,9 +93,9 @@ def rises(keys: Sequence[Unsigned], order: Positions, *, last_unit: int = 1) -> 
 
 
 def rises_but_for_last(keys: Sequence[Unsigned], sizes: Sequence[int], order: Positions) -> Mask:
-    """Return the result of `rises` without the last packed column. `keys` is the result of `pack`.
+    """Return the result that `rises` would have without the last packed column. `keys` is the result of `pack`.
 
-    `sizes` contains `null_code + 1` of each column.
+    For each column, `sizes` contains the number of possible codes, which is `null_code + 1`.
     """
     capacity, alone = 0, True
     for size in sizes:
@@ -255,7 +255,7 @@ class MapColumn:
         hits = np.flatnonzero(pc.equal(self.keys, key).to_numpy(zero_copy_only=False))
         if not len(hits):
             return pa.nulls(len(self.starts), pa.int64())
-        # The first hit at or after a row's start belongs to the row if it is before the row's end.
+        # If the first hit at or after a row's start is before the row's end, this hit belongs to the row.
         nearest = hits[np.minimum(np.searchsorted(hits, self.starts), len(hits) - 1)]
         return pa.array(nearest, mask=(nearest < self.starts) | (nearest >= self.ends))
 

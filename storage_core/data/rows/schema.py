@@ -10,7 +10,7 @@
 | array of float, with the metadata `tidemark.vector`: d | fixed-size list of d float32 | | | |
 
 Only columns can contain embeddings (`rows.vectors`) or be required. Nested fields are always nullable, so that an old
-split can be read with a newer schema. Other types are refused.
+split can be read with a newer schema. Arrow types that are not in this table are refused.
 
 The module also contains the types that replace Arrow's extension types, the field ids for Parquet, and the columns of
 change reads. The last parts of the module are the rules for column names and the dropped columns of a table.
@@ -329,8 +329,8 @@ CHANGE_COLUMNS: Final = frozenset({CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP
 def require_new_columns(fields: Iterable[pa.Field]) -> None:
     """Raise `InvalidInput` unless new columns can have these names and can hold values of their types.
 
-    Two column names must not differ only in case. The same applies to two fields of a struct. Existing columns of
-    tables are not checked.
+    Two column names must not differ only in case. Two field names of one struct must also not differ only in case.
+    Existing columns of tables are not checked.
     """
     for field in fields:
         try:
@@ -386,7 +386,7 @@ def require_names(names: Sequence[object]) -> None:
     """Raise `InvalidInput` unless new columns can have these names.
 
     Existing columns of tables keep their names, even invalid ones. A declaration refuses every name that starts with
-    `_`. This function refuses only the names of columns that change reads add.
+    `_`. This function refuses only the names of the columns that a change read adds to the rows.
     """
     for name in names:
         why = None
@@ -419,7 +419,8 @@ def dropped_columns(configuration: Mapping[str, str]) -> dict[int, pa.Field]:
 def with_dropped(configuration: Mapping[str, str], before: pa.Schema, after: pa.Schema) -> dict[str, str]:
     """Return the settings with all dropped columns: the earlier ones, and the columns of `before` that `after` lacks.
 
-    `before` has ids. A column of `after` is not a dropped column, even if it was dropped earlier.
+    `before` has ids. A column that `after` contains does not count as dropped, even if an earlier change dropped this
+    column.
     """
     kept = {column_id(field) for field in after}
     lost: dict[int | None, pa.Field] = dict(dropped_columns(configuration).items())

@@ -6,12 +6,13 @@ columns that only have statistics:
     [name=]column|…[|&column…]|timestamp[|tiebreaker]/V2[ nulls first| nulls last]
     column = [+|-]name[__type] | name[__type][+|-] | name[__type][:dense-type]:(+|-)
 
-The suffixes `__s`, `__i` and `__nf` are string, int64 and float64. Any other suffix is a part of the name. `&` marks
-the cutoff. The columns from the cutoff up to the timestamp are not compared. The timestamp column is always compared,
-with the newest time first. A tiebreaker after the timestamp is also compared. The time column may have its own name
-instead of `timestamp`. Nulls are last in both directions, unless the schema ends with `nulls first`. See "Sort schema"
-in docs/architecture/compaction.md. Tidemark's extensions of the language are the position of nulls (decision 0006) and
-the time column's own name (docs/architecture/compaction.md).
+The suffixes `__s`, `__i` and `__nf` are string, int64 and float64. Any suffix other than `__s`, `__i` and `__nf` is a
+part of the column name. `&` marks the cutoff. The columns between the cutoff and the timestamp have statistics, but
+rows are not compared by these columns. The timestamp column is always compared, with the newest time first. A
+tiebreaker after the timestamp is also compared. The time column may have its own name instead of `timestamp`. Nulls are
+last in both directions, unless the schema ends with `nulls first`. See "Sort schema" in
+docs/architecture/compaction.md. Tidemark extends the language in two ways. A sort schema can set the position of nulls
+(decision 0006), and it can give the time column its own name (docs/architecture/compaction.md).
 
 **Sorting.** The sort is stable and total, and fast on presorted runs (step 1). Columns become integer codes
 (`rows.codes`). Neighboring codes are packed into 64-bit keys (`rows.keys`), and the keys are sorted stably. In a
@@ -22,7 +23,7 @@ merge pass.
 before the timestamp and keeps each series together. A metric name, a type and tags together identify a series. The
 columns of a series are recognized by name: `metric_name` (text), `metric_type` (a whole number from 0 to 255), and the
 tags. A missing `metric_type` is 0. The tags are all other string columns, except the columns of the value and the time.
-A tag without a value is not a part of the series.
+If a row has no value for a tag, this tag is not a part of the row's series.
 """
 
 from __future__ import annotations
@@ -115,8 +116,8 @@ class SortSchema:
         """The canonical text. `parse_sort_schema(schema.text)` is equivalent to the schema and has the same text."""
         columns = [column.text for column in self.columns]
         if self.cutoff == 0:
-            # No column is compared before the timestamp. Only the older form, with `&` after the timestamp, can express
-            # an order that begins with the timestamp.
+            # No column is compared before the timestamp. An order that begins with the timestamp needs the older form
+            # of a sort schema, with `&` after the timestamp.
             statistics, compared = columns[: self.timestamp_index], columns[self.timestamp_index :]
             body = f"{'|'.join(compared)}&{'|'.join(statistics)}"
         else:
@@ -129,7 +130,7 @@ def parse_sort_schema(text: str, time_column: str | None = None) -> SortSchema:
     """Return the parsed schema.
 
     The older form `…|timestamp&column/V2` is accepted, too. In this older form, the columns after `&` only have
-    statistics. In the parsed schema, the columns with only statistics are between the cutoff and the timestamp.
+    statistics. In the parsed schema, the columns that only have statistics are between the cutoff and the timestamp.
 
     Args:
         text: The sort schema.
@@ -353,9 +354,10 @@ class OrderColumn:
 class SortOrder:
     """The columns that decide the order, most significant first. The position of nulls is independent of the direction.
 
-    `statistics` are the columns after the cutoff. Splits have statistics of these columns, but the order does not
-    compare them. `text` is the text in the metadata of splits. The text is the canonical sort schema, or `key(a,b)` for
-    the order by primary key. The text is empty if rows have no order. Splits with equal text have the same order.
+    `statistics` contains the columns that the sort schema lists after the cutoff. Splits store statistics of the
+    columns after the cutoff, but rows are not sorted by these columns. `text` is the text in the metadata of splits.
+    The text is the canonical sort schema, or `key(a,b)` for the order by primary key. The text is empty if rows have no
+    order. If two splits have an equal `text`, their rows have the same order.
     """
 
     columns: tuple[OrderColumn, ...]
@@ -364,7 +366,7 @@ class SortOrder:
 
     @property
     def described(self) -> frozenset[str]:
-        """The columns in the sort schema. For these columns, a split contains more than bounds."""
+        """The columns in the sort schema. For a sort schema column, a split stores more statistics than the bounds."""
         return frozenset((*(each.name for each in self.columns), *self.statistics))
 
     def present(self, names: Collection[str]) -> SortOrder:
@@ -571,7 +573,7 @@ def _ids(rows: pa.Table) -> pa.Array:
     names = _identifying(rows.schema)
     ranks = dense_ranks(pack([codes(rows.column(name)) for name in names], rows.num_rows))
     _, first = np.unique(ranks, return_index=True)
-    # Without identifying columns, `to_pylist` returns no rows, although all rows belong to one series.
+    # If no column identifies a series, all rows belong to one series, but `to_pylist` would return an empty list.
     distinct = rows.select(names).take(pa.array(first)).to_pylist() if names else [{}]
     return pa.array(series_ids([_series(each) for each in distinct])[ranks])
 

@@ -7,8 +7,8 @@ r"""Summaries of the values of a column: bounds, a regular expression, and a fin
 (docs/architecture/compaction.md, "Split files"). The distinct values form a trie, and an edge of the trie ends where
 the values branch. For example, `prod, production, staging` becomes `^(prod(|uction)|staging)$`. A part that would
 exceed the limits below becomes `[\s\S]+`. The expression therefore always matches every value and stays short. The
-expression contains at most `MOST_TRANSITIONS` characters of values. The syntax of the expression has at most about ten
-times `MOST_TRANSITIONS` characters. RE2, Java, Rust and Python read this syntax in the same way.
+texts in the expression have at most `MOST_TRANSITIONS` characters in total. The syntax of the expression has at most
+about ten times `MOST_TRANSITIONS` characters. RE2, Java, Rust and Python read this syntax in the same way.
 
 **Fingerprints** (`fingerprint_of`). A fingerprint identifies a multiset of rows, which a compaction must not change
 (MC-1, MC-2, MC-4). Each cell is hashed with the name of its column. The hashes of a row's cells are summed and mixed,
@@ -120,7 +120,7 @@ def used_values(column: pa.DictionaryArray) -> Mask:
     """
     indices = (column.indices.drop_null() if column.indices.null_count else column.indices).to_numpy()
     changes = indices[1:] != indices[:-1]
-    if np.count_nonzero(changes) < len(indices) // _FEW:  # a sorted column has few changes
+    if np.count_nonzero(changes) < len(indices) // _FEW:  # in a sorted column, most neighbors are equal
         indices = np.append(indices[:1], indices[1:][np.flatnonzero(changes)])
     used = np.zeros(len(column.dictionary), np.bool_)
     used[indices.astype(np.int64)] = True
@@ -177,8 +177,8 @@ _SYNTAX: Final = re.compile(r"[\\.+*?()|\[\]{}^$]")
 class _Edge:
     """An edge of the trie with the text `label`. The edge leads to the node of `values[low:high]`.
 
-    These values agree in their first `depth` characters. If `cut` is True, these values agree in more characters than
-    the label contains.
+    These values agree in their first `depth` characters. If `cut` is True, the values of the node have a longer common
+    prefix than the label of the edge shows.
     """
 
     label: str
@@ -205,7 +205,7 @@ def column_regex(values: Iterable[str], most_transitions: int = MOST_TRANSITIONS
 
 
 class ColumnRegexes:
-    """The expressions of rows that arrive in pieces, for every string column among `names`.
+    """The regular expressions of all string columns among `names`, computed from rows that arrive in pieces.
 
     Each distinct value is processed once per piece, regardless of the number of rows. At most `MOST_DISTINCT` values of
     a column are stored.
@@ -291,7 +291,7 @@ def _of_many(least: str, greatest: str) -> str:
 
 
 def _open(values: Sequence[str], root: _Edge, transitions: int) -> _Opened:
-    """Return the outgoing edges of each node, with at most `transitions` characters in total.
+    """Return the outgoing edges of each node. The labels of all edges have at most `transitions` characters in total.
 
     Nodes near the root come first.
     """
@@ -342,12 +342,12 @@ def _shared(a: str, b: str) -> str:
 
 
 def _ends_here(values: Sequence[str], node: _Edge) -> bool:
-    """Return whether the least value of the node ends at the node."""
+    """Return whether the smallest value of the node has no characters after the node."""
     return len(values[node.low]) == node.depth
 
 
 def _tail(values: Sequence[str], node: _Edge, opened: _Opened) -> str:
-    """Return the regular expression for the rest of the values after a node."""
+    """Return the regular expression for the remaining characters of the values that pass through a node."""
     if node.cut:
         return _ANYTHING
     edges = opened.get(node)
@@ -528,7 +528,7 @@ def _sequence_hashes(elements: Unsigned, offsets: npt.NDArray[np.int64]) -> Unsi
 
 
 def _mix(values: Unsigned) -> Unsigned:
-    """Spread every bit over the whole word, with the finalizer of SplitMix64. The function is a bijection."""
+    """Spread every bit over the whole word, with the finalizer of SplitMix64. Distinct words give distinct results."""
     mixed = values ^ (values >> np.uint64(30))
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
     mixed ^= mixed >> np.uint64(27)

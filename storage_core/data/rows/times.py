@@ -3,9 +3,9 @@
 **Texts.** A text in ISO 8601 is converted to its date or time. In a column of instants, a time without a zone is UTC.
 
 **The calendar.** The dates and timestamps of a table are in the years 1 to 9999, which every reader supports. Arrow's
-int64 microseconds can represent 290,000 more years, but Python, ISO 8601 and the texts of the statistics cannot.
-Writers therefore refuse rows outside these years. Early 0.1 releases wrote such rows, and readers return them like any
-other row.
+int64 microseconds can represent 290,000 years after the year 9999, but Python, ISO 8601 and the texts of the statistics
+cannot. Writers therefore refuse rows outside these years. Early 0.1 releases wrote such rows, and readers return them
+like any other row.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def _read(texts: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
     if pa.types.is_timestamp(field.type) and field.type.tz:
         texts = pc.replace_substring_regex(texts, rf"\A({_DAY})\z", r"\1T00:00")
         texts = pc.replace_substring_regex(texts, r"(:[0-9.]+)\z", r"\1Z")
-        # An offset also ends with a colon and two digits.
+        # The offset of a time zone, such as `+02:00`, ends with a colon and two digits, as a time without a zone does.
         texts = pc.replace_substring_regex(texts, r"([+-][0-9]{2}:[0-9]{2})Z\z", r"\1")
     return texts.cast(field.type)
 
@@ -275,7 +275,8 @@ def beyond(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array | N
 def within_calendar(table: pa.Table) -> pa.Table:
     """Return the table if all its dates and timestamps are in the years 1 to 9999.
 
-    The table must have types that tables support. The decimals of the table must have no more digits than their types.
+    Each column of the table must have an Arrow type that a Tidemark table can store. The decimals of the table must
+    have no more digits than their types.
 
     Raises:
         InvalidInput: A value breaks one of these rules. The error names the column and the first such row, counted from
@@ -298,7 +299,7 @@ def within_calendar(table: pa.Table) -> pa.Table:
 def first_beyond(column: pa.Array | pa.ChunkedArray) -> str | None:
     """Return the first date or timestamp outside of the years 1 to 9999 as text.
 
-    The value may have any unit, and it may be at any depth.
+    The returned date or timestamp may have any time unit, and it may be inside lists, structs and maps.
 
     Return None if all dates and timestamps are in these years.
     """
@@ -325,7 +326,7 @@ def first_beyond(column: pa.Array | pa.ChunkedArray) -> str | None:
 def as_text(table: Rows) -> Rows:
     """Return the rows with text in place of each column that has a value outside of the years 1 to 9999.
 
-    Python can represent these texts, but not the values.
+    Python can represent the texts of these dates and timestamps, but not the dates and timestamps themselves.
     """
     for index, column in enumerate(table.columns):
         if beyond(column) is not None:

@@ -1,6 +1,6 @@
 """Checks of the values inside of columns, at any depth: leaves, decimals and validity.
 
-**Leaves.** The leaves of a nested Arrow type are the types inside its lists, structs and maps that are not nested. The
+**Leaves.** A leaf of a nested Arrow type is a type inside its lists, structs and maps that is not itself nested. The
 leaves have a fixed order. The physical columns of a Parquet file are the leaves of its columns, in the same order.
 `wrong_values` applies a check to the values of a column at any depth.
 
@@ -128,7 +128,7 @@ def _wrong(values: pa.Array, check: Check) -> Mask | None:
 def _children(values: pa.Array) -> Iterator[tuple[pa.Array, Offsets | None]]:
     """Yield the arrays inside the array, each with the offsets of the values in it.
 
-    If no offsets are yielded, each value has one inner value.
+    If an inner array has no offsets, each value of the outer array has exactly one value in the inner array.
     """
     kinds, type_ = pa.types, values.type
     if kinds.is_struct(type_):
@@ -379,7 +379,7 @@ def _physical(type_: pa.DataType) -> pa.DataType:
 
 
 def _reachable(array: pa.Array) -> pa.Array:
-    """Return only the values that belong to a row. All other values are inside a null value or outside a slice.
+    """Return only the values that belong to a row. A value that belongs to no row is in a null or outside a slice.
 
     Dictionaries are decoded.
     """

@@ -54,7 +54,7 @@ def listed(type_: pa.DataType) -> pa.DataType:
 
 
 def dimensions_of(text: str) -> int | None:
-    """Return the `d` of `vector(d)`. Return None for any other text and for an invalid `d`."""
+    """Return the `d` of `vector(d)`. Return None if the text is not `vector(d)`, or if `d` is invalid."""
     found = _TEXT.fullmatch(text)
     return int(found[1]) if found and _is_size(int(found[1])) else None
 

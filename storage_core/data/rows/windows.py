@@ -15,7 +15,7 @@ The partition value of null is null.
 
 | Transform | Column types | Value as text |
 |---|---|---|
-| `identity` | integer, decimal, boolean, date, timestamp, string | the text as in bounds, at most 1,024 code points |
+| `identity` | integer, decimal, boolean, date, timestamp, string | same text as its bound, at most 1,024 code points |
 | `bucket[n]` | integer, decimal, date, timestamp, string | `(hash & 0x7fffffff) % n` |
 | `truncate[w]` | integer, string | integer rounded down to a multiple of w, or first w code points (at most 1,024) |
 | `year`, `month`, `day` | date, timestamp | `2015`, `2015-05`, `2015-05-17`, in UTC |
@@ -189,8 +189,8 @@ class LateRule:
                 f"the time column {self.time_column!r} has the type {times.type}. Late rows need timestamps in "
                 "microseconds"
             )
-        # A time without a zone is UTC, and a time with a zone is an instant. The ticks are comparable with and without
-        # a zone.
+        # A time without a zone is UTC, and a time with a zone is an instant. Timestamps in UTC and timestamps without a
+        # zone have comparable ticks.
         ticks = times.cast(pa.int64())
         arrived = pa.scalar(arrived_ms, pa.int64()) if isinstance(arrived_ms, int) else arrived_ms
         bounds = pc.multiply_checked(pc.subtract_checked(arrived, self.late_data.acceptance_ms), 1000)
@@ -216,7 +216,7 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 
 
 def value_type(field: PartitionField, source: pa.DataType) -> pa.DataType:
-    """Return the type that determines the order of the field's texts.
+    """Return the type of the field's partition values, which determines the order of their texts.
 
     Raises `InvalidInput` if the transform cannot be applied to the column.
     """
@@ -336,8 +336,8 @@ def buckets(column: pa.Array, count: int) -> pa.Array:
 def _multiples(column: pa.Array, width: int) -> pa.Array:
     values = column.cast(pa.int64()).fill_null(0).to_numpy()
     remainder = np.mod(values, np.int64(width))  # the remainder is never negative, so the result is rounded down
-    # The lowest multiples do not fit into 64 bits. All values below the lowest multiple that fits get the smallest
-    # 64-bit number.
+    # The smallest multiples do not fit into 64 bits. Values below the smallest multiple that fits into 64 bits are
+    # changed to the smallest 64-bit number.
     return _like(column, np.where(values < _LEAST + remainder, np.int64(_LEAST), values - remainder))
 
 
@@ -365,7 +365,8 @@ def _texts(field: PartitionField, values: pa.Array) -> list[str | None]:
 def range_keys(field: PartitionField, texts: pa.Array, type_: pa.DataType) -> tuple[pa.Array, pa.Array] | None:
     """Return two keys for each text (`data.rows.codes`).
 
-    The two keys belong to the smallest and the greatest column value that the text may represent.
+    The first array contains the key of the smallest column value of each partition value. The second array contains the
+    key of the greatest column value.
 
     An unknown key is null. The result is None for buckets, because a bucket may contain values of the whole range.
     """

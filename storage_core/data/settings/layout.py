@@ -92,16 +92,18 @@ class CompactionSettings:
     - `most_inputs`: the maximum number of splits that one compaction reads, from `factor` to 256
     - `generations`: a split of this merge level waits until its window is cold. The merge level of a split is the
       number of compactions that its rows went through
-    - `most_files`: the maximum number of files outside the run of a cold window. If more files than this maximum, or
-      more than a tenth of the bytes, are outside the run, the window becomes one run
+    - `most_files`: the maximum number of files of a cold window that are not in the sorted run of the window. If more
+      files than this maximum, or more than a tenth of the bytes, are outside the sorted run, a compaction merges the
+      whole window into one run
     - `cold_after_ms`: the time from the end of a window until the window is cold
-    - `mature_after_ms`: the age above which a split is compacted only with other splits above this age. A bucket of
-      null timestamps is cold if it gets no new split for a period of `mature_after`
+    - `mature_after_ms`: a split that is older than this age is compacted only with other splits that are older than
+      this age. A bucket of null timestamps is cold if it gets no new split for a period of `mature_after`
     - `run_rows`: the maximum number of rows that one task of a compaction reads. Each row takes about 120 bytes of
       memory (decision 0015)
     - `coarsen_after_ms`: the time from the end of a longer window until the shorter windows inside it are joined
-    - `coarsen_to`: the duration of the longer windows. The duration must be in whole hours, and a multiple of `window`.
-      Scheduled compactions and `tidemark compact NAME --policy` or `--rewindow` join cold windows (decision 0006)
+    - `coarsen_to`: the duration of the longer windows into which cold windows are joined. The duration must be in whole
+      hours, and a multiple of `window`. Scheduled compactions and `tidemark compact NAME --policy` or `--rewindow` join
+      cold windows (decision 0006)
     - `start`: windows that begin before this time (UTC) are never compacted, and `debt` contains no `compact` for them
     """
 
@@ -117,7 +119,7 @@ class CompactionSettings:
     start: int | None = setting(None, INSTANT)
 
     def __post_init__(self) -> None:
-        """Raise `InvalidInput` if no merge would start, no merge would end, or a merge would be too large."""
+        """Raise `InvalidInput` if the settings would prevent all merges, or allow endless or too large merges."""
         check_bounds(self, "compaction")
         if self.most_inputs < self.factor:
             raise InvalidInput(f"compaction.most_inputs is {self.most_inputs}. Give {self.factor} or more")
@@ -262,7 +264,7 @@ def partition_fields(texts: Sequence[str]) -> tuple[PartitionField, ...]:
 
 
 LANDING_KEY = "tidemark.landing"
-"""The entry of the table's configuration with its landing location."""
+"""The key of the landing location in the configuration of a table."""
 
 
 # Regions.
@@ -403,7 +405,7 @@ def _field(body: dict[str, Any]) -> RegionField:
 
 _NAMES: Final = {"type": "array", "items": {"type": "string"}}
 REGIONS: Final = Form(
-    lambda given: given,  # `region.spec.first_specs` reads the value, because it needs the columns
+    lambda given: given,  # `region.spec.first_specs` parses this setting, because the parser needs the table's columns
     lambda specs: [_field_body(each) for each in specs[-1].fields],
     specs_to_text,
     lambda _, text: specs_from_text(text),

@@ -81,7 +81,7 @@ def whole_number(key: str, text: str) -> int:
 INSTANT_FORMAT: Final = "%Y-%m-%dT%H:%M"
 
 DURATION_PATTERN: Final = r"(?!\d{6,}d)(\d{1,9})(ms|[smhd]?)"
-"""The grammar of durations. A number of days with more than five digits does not fit into 64 bits as microseconds."""
+"""The grammar of durations. A duration of more than 99,999 days in microseconds does not fit into a 64-bit integer."""
 SIZE_PATTERN: Final = r"(\d{1,15})\s*(B|[KMGT]i?B)?"
 
 _DURATION = re.compile(DURATION_PATTERN)
@@ -185,7 +185,7 @@ def parse_whole(given: object) -> int:
 
 
 def parse_share(given: object) -> float:
-    """Return a number from 0 to 1. `given` is the number or its text. Raises `InvalidInput`."""
+    """Return a number from 0 to 1. `given` is a number, or a text that contains a number. Raises `InvalidInput`."""
     text = given.strip() if isinstance(given, str) else str(given)
     if isinstance(given, bool) or not _NUMBER.fullmatch(text) or float(text) > 1:
         raise InvalidInput(f"{given!r} is not a number from 0 to 1. Write 0.01 for one percent")
@@ -215,7 +215,9 @@ def parse_names(given: object) -> tuple[str, ...]:
 
 
 def parse_columns(given: object) -> tuple[str, ...]:
-    """Return the names in a list. A text counts as a single name. Raises `InvalidInput`."""
+    """Return the names in a list. If the given value is a text instead of a list, the function returns this text as the
+    only name. Raises `InvalidInput`.
+    """
     if isinstance(given, str):
         return (given,)
     if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
@@ -224,7 +226,7 @@ def parse_columns(given: object) -> tuple[str, ...]:
 
 
 def from_json(given: object, advice: str) -> object:
-    """Return the value of JSON text. Return a value that is not a text unchanged.
+    """Return the value of JSON text. If the given value is not a text, return the value unchanged.
 
     Raises:
         InvalidInput: The text is not JSON. Its message ends with `advice`.
@@ -257,7 +259,7 @@ def located(part: str | int) -> Iterator[None]:
 
 
 def place_of(error: InvalidInput) -> tuple[str | int, ...]:
-    """Return the path from a value to the part that the error is about."""
+    """Return the path from the checked value to the invalid part that the error describes."""
     at = error.context.get("at", ())
     return at if isinstance(at, tuple) else ()
 
@@ -301,7 +303,7 @@ class Form:
 class Change(StrEnum):
     """The way in which a setting of an existing table can change.
 
-    If somebody tries to change the setting in another way, the error ends with this text.
+    The text of a member is the end of the error message for a forbidden change of the setting.
     """
 
     ALTER = "cannot be changed this way. Use `Table.alter`, `tidemark alter` or the declaration"
@@ -348,7 +350,9 @@ class Setting:
     record: str = ""
 
     def of(self, config: object) -> object:
-        """Return the value in the settings of a table. Return None if the table does not have the record."""
+        """Return the value that the setting has in the settings of a table. Return None if the table does not have the
+        record.
+        """
         record = getattr(config, self.record) if self.record else config
         return None if record is None else getattr(record, self.field)
 
@@ -389,7 +393,9 @@ class Setting:
 
 
 def setting(default: Any, form: Form, **more: Any) -> Any:
-    """Return a dataclass field that declares a setting. `more` contains other fields of `Setting`."""
+    """Return a dataclass field that declares a setting. `more` contains the fields of `Setting` other than `form` and
+    `default`.
+    """
     entry = Setting(form, default=default, **more)
     if isinstance(default, dict):  # a dataclass does not accept a dict as a default
         return field(default_factory=dict, metadata={"setting": entry})
@@ -423,7 +429,7 @@ def check_bounds(record: Any, group: str = "") -> None:
         named.check(getattr(record, name))
 
 
-# The forms of values.
+# The forms of setting values: how a value is read, checked and written.
 
 
 def _or_number(pattern: str) -> JsonSchema:

@@ -7,7 +7,7 @@ The entries of the fields determine the following: `Table.create`, `Table.alter`
 schema for editors, and pages of the docs. This module does not read columns or storage. The module `definition` checks
 the settings against the columns.
 
-Four settings have a record of their own, which defines its form in `metaData.configuration`:
+Each of four settings has its own class. The class defines the text of the setting in `metaData.configuration`:
 
 - `SplitCodec`: the compression of the pages of new splits. Every common reader of Parquet has these codecs.
 - `LateData`: the policy for late rows (docs/architecture/ingestion.md).
@@ -72,8 +72,8 @@ ZSTD_LEVEL: Final = 3
 _THOROUGH_LEVEL: Final = 9
 """The zstd level of `SplitCodec.thorough`.
 
-For pages of a hundred rows, this level needs 5 % fewer bytes than the usual level. A merge takes 7 % longer than with
-the usual level (docs/architecture/compaction.md).
+For pages of a hundred rows, level 9 needs 5 % fewer bytes than the default level of zstd. With level 9, each merge
+takes 7 % longer than with the default level (docs/architecture/compaction.md).
 """
 _USUAL_LEVELS: Final[Mapping[str, int]] = {"zstd": ZSTD_LEVEL, "gzip": 6}
 _MOST_LEVELS: Final[Mapping[str, int]] = {"zstd": 22, "gzip": 9}
@@ -123,7 +123,7 @@ LATE_DATA_KEY = "tidemark.lateData"
 LONGEST_ACCEPTANCE_MS = 999_999_999 * HOUR_MS
 """The longest acceptance window that the text form can contain. If a table has this window, no row is late.
 
-A value of more than twice this window would overflow a 64-bit number of microseconds since the epoch.
+With a setting of more than twice this acceptance window, times in microseconds since the epoch would overflow 64 bits.
 """
 
 LatePolicy = Literal["accept", "quarantine", "drop"]
@@ -308,7 +308,7 @@ class FeedingRawLog:
     closed_after_ms: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise `InvalidInput` for a raw log without a store, and for values of other types."""
+        """Raise `InvalidInput` if a raw log has no store, or if a field has a value of the wrong type."""
         texts = (self.name, self.table, *self.stores, *self.optional)
         if not self.stores or not all(each and type(each) is str for each in texts):
             raise InvalidInput(f"a raw log needs the texts name, table and stores. Correct {self}")
@@ -491,8 +491,8 @@ class TableConfig:
       `day`, `hour`, `bucket[16]` and `truncate[4]`. A keyed table is partitioned by columns of its key
     - `bloom_filters`: columns with Parquet Bloom filters, for readers that look for single values
     - `late_data`: what happens to late rows
-    - `max_rejected`: the largest share of rejected rows in a day, from 0 to 1. If the share is larger,
-      `tidemark status` reports that the table is rejecting
+    - `max_rejected`: the largest share of rejected rows in a day, from 0 to 1. If the share of rejected rows is larger
+      than this limit, `tidemark status` reports that the table is rejecting
     - `compaction`: when splits are compacted
     - `region_specs`: how keys are divided among writers
     - `regions_by_hand`: writers name their region
@@ -618,9 +618,9 @@ class TableConfig:
 
     @property
     def other_windows(self) -> tuple[int, ...]:
-        """The other window durations that splits may have, in seconds.
+        """Window durations, in seconds, that splits may have in addition to the table's current window duration.
 
-        The current duration of the table is not included.
+        The result does not include the current window duration of the table.
         """
         coarse = self.compaction.coarsen_to
         return self.former_windows if coarse is None else (*self.former_windows, coarse)
@@ -704,7 +704,7 @@ GROUPS: Final[Mapping[str, str]] = {
 LANDING_GROUP: Final = "landing"
 """The prefix of the settings that belong to the group `landing` of a declaration.
 
-The landing location in the same group is not a setting.
+The landing location belongs to the group `landing`, but the landing location is not a setting.
 """
 
 
@@ -776,7 +776,7 @@ def with_values(config: TableConfig, values: Mapping[str, object]) -> TableConfi
 
 
 def _with_parts(record: Any, usual: Any, parts: Mapping[str, object]) -> object:
-    """Return the record with these parts. Return None if every part of an optional record goes back to its default."""
+    """Return the record with these parts. Return None if every part of an optional record is reset to its default."""
     if isinstance(usual, LateData) and len(parts) == len(fields(usual)) and set(parts.values()) == {None}:
         return None
     back = {name: getattr(usual, name) if value is None else value for name, value in parts.items()}

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 # A checked SELECT, the data that it reads, and the views that a DuckDB session creates over the data.
 
 BESIDE_BYTES = 512 * 2**20
-"""The memory for threads, heaps and data of functions.
+"""The memory of a query process for its threads, its heaps and the data of SQL functions.
 
 A query may use this memory in addition to its `memory_bytes`.
 """
@@ -62,7 +62,7 @@ class TypesDiffer(Exception):  # noqa: N818  # a finding, which the caller takes
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows that are produced again for each reading. DuckDB begins one reading per scan."""
+    """Rows that are produced again for each reading. DuckDB reads the rows once for each scan."""
 
     schema: pa.Schema
     read: Callable[[], Generator[pa.RecordBatch]]
@@ -88,10 +88,12 @@ class Relation:
     same_types: tuple[tuple[str, str], ...] = ()
     """Pairs of views.
 
-    In each pair, the first columns of the first view are the same as the columns of the second view.
+    The first columns of the first view must have the same names and types as all columns of the second view.
     """
     lasting: tuple[str, ...] = ()
-    """The names of the `rows` that never change. A kept session may reuse these rows."""
+    """The names of those relations in `rows` whose content never changes. A DuckDB session that serves several queries
+    may reuse the rows of these relations.
+    """
 
     def bind(self, connection: duckdb.DuckDBPyConnection) -> None:
         """Create the views. Raises `TypesDiffer`."""
@@ -142,9 +144,11 @@ class Kind(Enum):
     """The kind of a message."""
 
     QUERY = b"?"
-    """The result of `encoded` for a query. The message also passes open files that contain the rows in memory."""
+    """The result of `encoded` for a query. The message also sends open file descriptors of the files that contain the
+    in-memory rows.
+    """
     BEGUN = b"("
-    """The sandbox has read the query, and the time of the query begins. No content."""
+    """The sandbox has read the query, and the time limit of the query starts. No content."""
     READ = b"<"
     """A scan begins. The content is the index of the requested stream in the query, in 8 bytes."""
     READING = b">"
@@ -158,7 +162,7 @@ class Kind(Enum):
     ERROR = b"!"
     """The last message of a failed query: the class and text of the error, in JSON."""
     END = b")"
-    """The last message of a successful query, and of an answer to `READ` after all rows."""
+    """The last message of a successful query. The answer to `READ` also ends with this message, after all rows."""
 
 
 _KINDS = {each.value: each for each in Kind}
@@ -199,7 +203,7 @@ def receive(source: socket.socket) -> Message:
 
 
 def receive_in_time(source: socket.socket, *, until: float, most: int) -> Message:
-    """Return the next message of an untrusted sender. Such a message has no files and at most `most` bytes.
+    """Return the next message of an untrusted sender. An untrusted message has no files and at most `most` bytes.
 
     Args:
         source: The socket.
@@ -275,7 +279,7 @@ def decoded(message: Message, read: Callable[[int], Generator[pa.RecordBatch]]) 
 
 @functools.lru_cache(maxsize=4)  # useful if several queries read the same large number of files
 def _relation(content: bytes) -> tuple[list[str], dict[str, pa.Schema], Relation]:
-    """Return the names of the relation's tables in memory, the schemas of its streams, and the rest of the relation."""
+    """Return the names of the relation's in-memory tables, the schemas of its streams, and its other fields."""
     given: dict[str, Any] = json.loads(content)
     schemas = {name: pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(each))) for name, each in given["streams"].items()}
     relation = Relation(
@@ -331,10 +335,12 @@ from pathlib import Path
 from storage_core.engine.sandbox.worker import serve
 serve(int(descriptor), Path(folder))
 """
-# Arrow's own heap would reserve a gigabyte at once, which the kernel counts.
+# Arrow's own allocator would reserve a gigabyte at once, and the kernel counts this gigabyte against the memory limit.
 _SET: Final = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
 _PASSED_ON: Final = ("DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH")
-"""The environment variables that the sandbox gets, without secrets and information useful to a query."""
+"""Environment variables that the sandbox gets. None of these variables contains secrets or information useful to a
+query.
+"""
 NO_MESSAGE: Final = "the process sent invalid data"
 
 
@@ -361,7 +367,7 @@ class Sandbox:
             with made:  # if the standard files are closed, the descriptor may have the number of one of them
                 theirs = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, 3)
             try:
-                self._process = subprocess.Popen(  # this Python, with the program above
+                self._process = subprocess.Popen(  # the same Python executable as this process, running `_PROGRAM`
                     [_python(), "-I", "-S", "-c", _PROGRAM, str(theirs), str(folder), *_path()],
                     pass_fds=[theirs],
                     env={**_SET, **{name: os.environ[name] for name in _PASSED_ON if name in os.environ}},
@@ -381,7 +387,7 @@ class Sandbox:
         return time.monotonic() - self._idle_since < _KEPT_SECONDS and self._process.poll() is None
 
     def begin(self, query: Query) -> None:
-        """Send the query, and wait until the sandbox has read the query. The query's time limit starts then.
+        """Send the query, and wait until the sandbox has read it. The time limit of the query starts after the wait.
 
         Raises `OutOfTime` and `SandboxEnded`, like `receive`.
         """
@@ -413,7 +419,9 @@ class Sandbox:
             raise self._ended() from error
 
     def give(self, descriptor: int) -> None:
-        """Send the socket of a reading that the sandbox requested. Raises the errors of `begin`."""
+        """Send the sandbox the socket from which it reads the rows of the scan that it requested. Raises the errors of
+        `begin`.
+        """
         self._socket.settimeout(_WAKE_SECONDS)
         self._send(Kind.READING, files=[descriptor])
 
@@ -495,7 +503,9 @@ def keep_sandbox(sandbox: Sandbox) -> None:
 
 
 def end_all() -> None:
-    """End all sandboxes at the end of this process. Sandboxes with streams that were not read to their end also end."""
+    """End all sandboxes at the end of this process. The function also ends sandboxes whose result streams were not read
+    to the end.
+    """
     with _Pool.lock:
         living = list(_Pool.living)
     for each in living:
@@ -503,14 +513,15 @@ def end_all() -> None:
 
 
 class _Pool:
-    # Mutable state at module level, because child processes belong to the process that started them.
+    # The pool is mutable state at module level, because each child process belongs to the process that started the
+    # child.
     lock = threading.Lock()
     waiting: ClassVar[list[Sandbox]] = []
     living: ClassVar[weakref.WeakSet[Sandbox]] = weakref.WeakSet()
 
 
 def _leave() -> None:
-    """Close the parent's sockets in a copy of the process. Otherwise the parent's sandboxes would not end."""
+    """After a fork, close the child's copies of parent sockets. Otherwise the parent's sandboxes would not end."""
     _Pool.lock, _Pool.waiting = threading.Lock(), []
     for each in _Pool.living:
         each.end()

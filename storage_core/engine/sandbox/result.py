@@ -44,7 +44,7 @@ from storage_core.engine.sandbox.process import (
 
 
 MOST_READINGS: Final = 64
-"""The maximum number of open readings of one query."""
+"""The maximum number of scans of one query that may read rows at the same time."""
 
 HELD_BYTES: Final = 32 * 2**20
 """If the rows of a relation have at most this number of bytes, they are produced once and kept for other readings."""
@@ -54,7 +54,9 @@ _PART_BYTES: Final = 4 * 2**20
 
 
 class Feeds:
-    """The readings of one query. After `close`, each thread ends as soon as its current fetch returns."""
+    """Threads that send rows to the scans of one query. After `close`, each thread ends as soon as its current fetch
+    returns.
+    """
 
     def __init__(self, rows: Sequence[Rows]) -> None:
         self.error: Exception | None = None
@@ -137,7 +139,7 @@ class Feeds:
 
 
 class _HeldWhileSmall:
-    """The rows of a relation. A small number of rows is produced only once, for all readings."""
+    """The rows of a relation. If a relation is small, its rows are produced only once and then sent to every scan."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows

@@ -72,7 +72,7 @@ class Caller:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Allow calls of `read` within the block. The worker answers one query in the block."""
+        """Allow calls of `read` within the block. Within the block, the worker answers one query."""
         self._is_waiting = True
         try:
             yield
@@ -96,20 +96,20 @@ class Caller:
                 yield pa.ipc.open_stream(message.content).read_next_batch()
 
 
-# The right to write. Linux (Landlock) can take the right to write from a process, regardless of the code that the
-# process runs.
+# The right to write. With Landlock, Linux can remove the right of a process to write files, regardless of the code that
+# the process runs.
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # these numbers are the same on every architecture
 _ASK_VERSION, _PATH_BENEATH, _NO_NEW_PRIVILEGES = 1, 1, 38
-# Bits: write, remove (folder, file), make (device, folder, file, socket, pipe, block device, link). Bits 13 and 14 are
-# `refer` and `truncate`.
+# These bits of a Landlock rule are the rights to write, to remove (folder, file), and to make (device, folder, file,
+# socket, pipe, block device, link). Bits 13 and 14 are `refer` and `truncate`.
 _WRITING = 1 << 1 | sum(1 << bit for bit in range(4, 13))
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
 _TCP = 0b11
 
 
 def give_up_writing(writable: Path) -> None:
-    """Give up the right to write, except below `writable`.
+    """Give up the right to write files outside the folder `writable`.
 
     The change affects this thread and the threads that it starts. Raises `OSError`.
 
@@ -119,7 +119,8 @@ def give_up_writing(writable: Path) -> None:
     if version < 1:
         return
     rights = _WRITING | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
-    # The record is longer in later versions of the kernel. The kernel accepts the length that belongs to its version.
+    # A newer kernel uses a longer record than an older kernel. The kernel accepts the length that belongs to its
+    # version.
     handled = struct.pack("=QQ", rights, _TCP) if version >= 4 else struct.pack("=Q", rights)
     rules = _call(_CREATE_RULESET, handled, ctypes.c_size_t(len(handled)), 0)
     try:
@@ -229,7 +230,7 @@ def serve(descriptor: int, folder: Path) -> None:
     import duckdb  # noqa: F401  # while the query is still made
 
     caller = Caller(socket.socket(fileno=descriptor))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the calling process, which ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C must end only the caller, and the caller ends this process
     threading.Thread(target=_end_with, args=(descriptor,), daemon=True).start()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     unused, sessions = _data_bytes(), Sessions(folder)
@@ -300,6 +301,6 @@ def _data_bytes() -> int:
 def _end_with(descriptor: int) -> None:
     """End this process when the other end of the socket is closed, regardless of what it is doing."""
     closed = select.poll()
-    closed.register(descriptor, 0)  # the end of a connection is reported without being requested
+    closed.register(descriptor, 0)  # `poll` reports a closed connection even if no event is requested
     closed.poll()
     os._exit(0)

@@ -1,9 +1,9 @@
 """The blocks of an open vector segment. A search reads, verifies, decodes and caches the blocks that it needs.
 
 A row is identified by its position in the row order of the segment. If all codes fit into memory, they are decoded into
-one array for all rows. A search fills only the parts of the array that it reads, and only these parts take memory. With
-one array, a search can multiply several adjacent clusters at once instead of single blocks. For a larger segment, the
-most recently used blocks are cached.
+one array for all rows. A search fills only the parts of the array that it reads, and only these parts take memory.
+Because the codes are in one array, a search can multiply several adjacent clusters in one operation instead of block by
+block. For a segment that does not fit into memory, only the most recently used blocks are cached.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from storage_core.store.pieces import NOT_CACHED, CachedPieces, Data, KeptValues
 
 
 GAP_BYTES = 64 * 2**10
-"""If the gap between two pieces has at most this many bytes, one request fetches both.
+"""If at most this many bytes lie between two byte ranges of a file, one request fetches both ranges.
 
-Two requests would not be faster.
+Two separate requests would not be faster than one request that also fetches the bytes between the ranges.
 """
 
 REQUEST_BYTES = 8 * 2**20
@@ -176,9 +176,9 @@ _GATHERED_BYTES: Final = 2**18
 """The number of bytes of codes in one copied piece. A piece of this size fits into the processor's cache."""
 
 _GATHERED_PART: Final = 4
-"""If a search needs less than the share 1 / `_GATHERED_PART` of the rows, it copies only the codes of these rows.
+"""A search copies the codes of the needed rows if they are less than one part in `_GATHERED_PART` of all rows.
 
-Otherwise the search multiplies the codes of all rows.
+If a search needs more rows, it multiplies the codes of all rows with the query.
 """
 
 _Loaded = TypeVar("_Loaded")
@@ -236,7 +236,7 @@ class Blocks:
         return self._loaded(BLOCKS, blocks, numbers)
 
     def coarse(self, code: Whole, blocks: Positions, counts: Mask | None) -> tuple[Floats, Floats, Floats]:
-        """Return the offsets, the norm corrections and the dot products with `code` of the needed rows.
+        """Return the offsets and norm corrections of the needed rows, and the dot products of their codes with `code`.
 
         `blocks` is ascending. Like all methods, the method raises `Corrupt` for a block that differs from the written
         block.
@@ -262,7 +262,7 @@ class Blocks:
         return codes.offsets[places], codes.leans[places], products[held]
 
     def int8_corrections(self, code: Whole, places: Positions) -> tuple[Floats, Floats]:
-        """Return the norm corrections of 8-bit codes at ascending positions, and their dot products with `code`."""
+        """Return the norm corrections of 8-bit codes at `places`, and the dot products of these codes with `code`."""
         numbers = np.searchsorted(self.ends, places, side="right")
         blocks = np.unique(numbers)
         inside, size = places - self._starts[numbers], self._head.dimensions
@@ -330,7 +330,7 @@ class Blocks:
         missing = np.array([each for each, value in held.items() if value is None], np.int64)
         for each, data in zip(missing.tolist(), self._read(name, missing), strict=True):
             value = decode(data, int(self.sizes[each]))
-            read = len(data) if self._parts.is_ranged else 0  # other sources keep these bytes in memory in any case
+            read = len(data) if self._parts.is_ranged else 0  # sources without ranges keep all bytes in memory anyway
             self._kept.keep((name, each), value, int(self.sizes[each]) * decoded_bytes + read)
             held[each] = value
         return list(held.values())  # type: ignore[arg-type]  # what is kept under a name was made by its own decoder

@@ -7,10 +7,10 @@ and verified separately.
 |---|---|
 | `head.json` | the properties of the segment: `Head` |
 | `clusters.bin` | one record per block (`BLOCK`) |
-| `row_numbers.bin` | the row number in the split of each row, unsigned 32 bit |
+| `row_numbers.bin` | for each row of the segment, the row number in the split, unsigned 32 bit |
 | `codebook.bin` | the codebook with which the codes were computed (`Codebook`) |
 | `blocks.bin` | for each block, the offsets and norm corrections of its rows, then the codes of its rows |
-| `second.bin` | only for `rotated`: for each block, norm corrections of its rows, then codes of 8 bits per dimension |
+| `second.bin` | only for `rotated`. Per block: norm corrections of all rows, then their codes of 8 bits per dimension |
 
 Offsets and norm corrections are 32-bit floats. With the quantization `none`, `blocks.bin` contains only the embeddings.
 A segment without clusters has blocks of `BLOCK_ROWS` rows, all in cluster 0. All numbers are little endian.
@@ -40,9 +40,9 @@ from storage_core.log.actions import IndexSegment
 # Codes.
 #
 # A code represents a rotated vector z as a vector v of integers from -127 to 127. A dot product with a query is then a
-# dot product of bytes. The norm correction of a row (`norm_corrections` in the code) is |z|² / <v, z>. The product of
-# the norm correction and <v, q> estimates <z, q>. The average of the estimate over random rotations is correct. For q =
-# z, the estimate is exact.
+# dot product of bytes. The norm correction of a row (`norm_corrections` in the code) is |z|² / <v, z>. The norm
+# correction multiplied by the dot product <v, q> is an estimate of <z, q>, where q is the query. The average of the
+# estimate over random rotations is correct. If q = z, the estimate of <z, q> is exact.
 #
 # | Quantization | Bytes of a code | v |
 # |---|---|---|
@@ -56,17 +56,19 @@ Whole: TypeAlias = npt.NDArray[np.int8]
 
 GREATEST = 127
 PER_BYTE = 4
-"""The number of dimensions in a byte of a coarse code."""
+"""The number of dimensions that one byte of a coarse code represents."""
 
 BOOK_ENTRIES = 256
-"""The number of trained vectors in one book of a `product` codebook. One byte selects a vector."""
+"""The number of trained vectors in one book of a `product` codebook. One byte of a code is the number of a vector in
+its book.
+"""
 
 ALIKE_ROWS = 10_000
 """The maximum number of candidates of a search if many rows share the same embedding."""
 
 # Max, "Quantizing for minimum distortion" (1960). For a normal distribution with deviation 1, the four levels are
-# ±0.4528 and ±1.510. The thresholds between these levels are 0 and ±0.9816. The integer levels 3 and 10 have the same
-# proportion as 0.4528 and 1.510.
+# ±0.4528 and ±1.510. The thresholds between these levels are 0 and ±0.9816. The integer levels 3 and 10 have nearly the
+# same ratio as the levels 0.4528 and 1.510.
 _THRESHOLD = 0.9816
 _LEVELS = np.array([-10, -3, 3, 10], np.int8)
 _UNPACKED = _LEVELS[(np.arange(256)[:, None] >> np.array([0, 2, 4, 6])) & 3].astype(np.int8).view(np.uint32).ravel()
@@ -130,7 +132,7 @@ def query_code(query: Floats, size: int) -> tuple[Whole, float]:
 
 def dot_products(query: Whole, whole: Whole) -> Floats:
     """Return the dot product of the query with each row."""
-    import simsimd  # numpy has no kernel for bytes, and floats would take 3 times the time and 4 times the memory
+    import simsimd  # numpy has no dot product of bytes. Floats would take 3 times as long and 4 times the memory
 
     if not len(whole):
         return np.zeros(0, np.float32)
@@ -150,17 +152,18 @@ def ranking_keys(offsets: Floats, products: Floats) -> Floats:
 
 
 def farthest(values: npt.NDArray[np.floating], most: int) -> float:
-    """Return the greatest of the `most` smallest values. Return infinity if there are not more than `most` values."""
+    """Return the largest of the first `most` values in ascending order. Return infinity if there are not more than
+    `most` values.
+    """
     return float(np.partition(values, most - 1)[most - 1]) if len(values) > most else np.inf
 
 
 def farthest_candidate(distances: npt.NDArray[np.floating], most: int) -> float:
-    """Return the maximum distance of candidates for the nearest `most` rows. Distances are computed from codes.
+    """Return the distance up to which rows are candidates for the `most` nearest. Distances are computed from codes.
 
     Rows with the same embedding have the same code, and can occupy all of the first positions. Because codes are
-    inexact, the true nearest row may come after these rows. If the `max_bytes` nearest distances contain fewer than
-    `max_bytes` / 2 distinct values, the function counts equal distances only once. The search then considers up to
-    `ALIKE_ROWS` rows.
+    inexact, the true nearest row may come after these rows. If more than half of the `most` nearest distances are
+    duplicates, the function counts equal distances only once. The search then considers up to `ALIKE_ROWS` rows.
     """
     last = farthest(distances, most)
     if len(distances) <= most or 2 * len(np.unique(distances[distances <= last])) >= most:
@@ -247,7 +250,7 @@ class Head:
 
     @property
     def is_valid(self) -> bool:
-        """Whether each field has a valid value."""
+        """Whether every field of the head of a vector segment has a valid value."""
         numbers = (self.rows, self.of, self.dimensions, self.clusters)
         if not all(type(each) is int and 0 <= each < 2**32 for each in numbers):
             return False
@@ -297,7 +300,7 @@ def clusters_for(quantization: Quantization, dimensions: int, rows: int, flat_by
 
 
 def opening_bytes(quantization: Quantization, dimensions: int, rows: int, clusters: int | None = None) -> int:
-    """Return the maximum size in bytes of the files that follow the blocks. The segment comes from `build`.
+    """Return the maximum number of bytes that a segment stores after its blocks. The segment comes from `build`.
 
     `clusters` is the number of clusters, or None if it is unknown.
     """
@@ -321,7 +324,7 @@ def table_of(data: bytes | memoryview, head: Head, *, where: str) -> Table:
 
 
 def expected_bytes(head: Head, name: str) -> int | None:
-    """Return the length of a file of a segment with this head.
+    """Return the expected length in bytes of the file `name` in a segment. `head` describes the segment.
 
     Return None if the head does not determine the length.
     """
@@ -345,10 +348,10 @@ def not_a_segment(where: str, what: str) -> Corrupt:
 #
 # The same seed produces the same rotation on every machine and in every release. The rotation spreads information that
 # is in few dimensions over all dimensions. Therefore one scale fits all dimensions, and codes of a few bits lose little
-# information. Up to `_BLOCK` dimensions, the rotation is one random orthogonal matrix. For more dimensions, the
-# rotation has two steps. Each step changes the dimensions to a random order and divides them into blocks. The step then
-# rotates each block by a separate matrix. Therefore every number of the result depends on every dimension. A vector
-# costs `d · 2 · block` operations instead of d².
+# information. Up to `_BLOCK` dimensions, the rotation is one random orthogonal matrix. For vectors with more than
+# `_BLOCK` dimensions, the rotation has two steps. Each step changes the dimensions to a random order and divides them
+# into blocks. The step then rotates each block by a separate matrix. Therefore every number of the result depends on
+# every dimension. A vector costs `d · 2 · block` operations instead of d².
 
 
 _BLOCK = 256
@@ -394,8 +397,8 @@ def rotation(dimensions: int, seed: int) -> Rotation:
 
     For `d` dimensions, the time grows with `128² · d` and the memory with `256 · d`.
     """
-    # The raw words of this generator are the same in every release of numpy. The distributions that numpy computes from
-    # these words can change.
+    # The raw words of this generator are the same in every release of numpy. Do not use numpy's distributions of random
+    # numbers, because a new release of numpy can change how it computes them.
     words = np.random.PCG64(seed)
     small = dimensions <= _BLOCK
     parts = np.array_split(np.arange(dimensions), 1 if small else -(-dimensions // _PART))
@@ -422,7 +425,8 @@ def _normal(words: np.random.PCG64, count: int) -> npt.NDArray[np.float64]:
     return np.sqrt(-2.0 * np.log(unit[:count])) * np.cos(2.0 * np.pi * unit[count:])
 
 
-# Codebook of a segment: the rotation, the center, the centroids of clusters, and the books of codes.
+# The codebook of a segment contains the rotation, the center, the centroids of clusters, and the books of trained
+# vectors.
 #
 # | Part of `codebook.bin` | Bytes |
 # |---|---|
@@ -536,7 +540,7 @@ def normalized(vectors: Floats) -> Floats:
 
 
 def rounded(centroids: Floats) -> Floats:
-    """Return the centroids in the precision of a stored codebook: bytes times a power of 2 per centroid."""
+    """Return the centroids as a codebook stores them, rounded to signed bytes and a scale per centroid."""
     stored = in_bytes(centroids)
     found: Floats = stored["scale"][:, None] * stored["whole"]
     return found
@@ -636,12 +640,12 @@ class Training:
     again: bool = False
 
     def to_object(self) -> dict[str, object]:
-        """Return the JSON object from which `of` reads the training."""
+        """Return the training result as a JSON object that `of` can read."""
         return asdict(self)
 
     @staticmethod
     def of(segment: IndexSegment) -> Training | None:
-        """Return the training result that the log contains for a segment.
+        """Return the training result that the log stores in the details of the segment.
 
         Returns None for other kinds of index, and for segments of early releases of 0.1.
         """
@@ -655,7 +659,7 @@ class Training:
 
     @staticmethod
     def in_files(files: Mapping[str, bytes | memoryview]) -> Training:
-        """Return the training of a segment, computed from its files."""
+        """Return the training result of a segment, computed from the segment's files."""
         head = Head.from_bytes(files[HEAD], where=_WHERE)
         table = table_of(files[CLUSTERS], head, where=_WHERE)
         sizes = np.bincount(table["cluster"].astype(np.int64), weights=table["rows"])

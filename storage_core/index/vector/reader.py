@@ -60,8 +60,8 @@ def exact(query: npt.ArrayLike, vectors: Floats, metric: Metric) -> Distances:
 
     `vectors` is an array of rows by dimensions.
 
-    Equal embeddings have equal distances, regardless of their positions in the array. Under cosine, the distance is NaN
-    if the embedding or the query is zero. Memory is a few megabytes in addition to the result.
+    Two equal embeddings have the same distance to the query, regardless of their positions in the array. Under cosine,
+    the distance is NaN if the embedding or the query is zero. Memory is a few megabytes in addition to the result.
     """
     wanted = np.asarray(query, np.float64)
     step = max(1, _VALUES_AT_ONCE // max(1, vectors.shape[1]))
@@ -96,9 +96,10 @@ SHARE, RANGED_SHARE = 3 / 16, 1 / 12
 """A search reads the nearest clusters until the clusters contain this share of the rows.
 
 The smaller share `RANGED_SHARE` applies if a search reads only byte ranges of the segment. With a filter, the nearest
-matching rows are farther away and in more clusters. A filtered search therefore reads clusters until the clusters
-contain a minimum number of matching rows. For codes of at most `FILTERED_BYTES` bytes, this minimum is `SHARE` times
-the number of all rows. For larger codes, the minimum is `SHARE` times the number of matching rows.
+matching rows are farther from the query and spread over more clusters than without a filter. A filtered search
+therefore reads clusters until the clusters contain a minimum number of matching rows. For codes of at most
+`FILTERED_BYTES` bytes, this minimum is `SHARE` times the number of all rows. For codes of more than `FILTERED_BYTES`
+bytes, the minimum is `SHARE` times the number of matching rows.
 """
 
 REQUESTS, BYTES = 12, 8 * 2**20
@@ -110,11 +111,11 @@ Each opened segment counts as one request.
 FALLOFF, SPARED = 14.0, 0.15
 """The parameters with which a search selects pieces to drop if there are more pieces than wanted. See `nearness`.
 
-The weight of a piece is the sum of the `nearness` of its blocks. The search drops the pieces beyond the wanted number
-if these pieces have at most the share `SPARED` of the total weight. In data with separate groups, a few clusters are
-much nearer to the query than all others. A few pieces then have most of the total weight. In other data, such as
-embeddings of single words, all clusters are about equally far from the query. Every piece then has a similar share of
-the total weight.
+The weight of a piece is the sum of the `nearness` of its blocks. A search may want more pieces than it should fetch. It
+drops the excess pieces if their weight is at most the share `SPARED` of the total weight. In data with separate groups,
+a few clusters are much nearer to the query than all others. A few pieces then have most of the total weight. In data
+without separate groups, such as embeddings of single words, all clusters are about equally far from the query. Every
+piece then has a similar share of the total weight.
 """
 
 LEAST_PIECES = 3
@@ -156,8 +157,8 @@ def nearness(away: Distances, nearest: float) -> Distances:
     The weight of a cluster estimates how many of the nearest rows the cluster contains. The weight of the nearest
     cluster is 1.
 
-    `nearest` is the distance of the nearest cluster. `away` is the additional distance of the given cluster. The
-    distances in `nearest` and `away` are squared distances.
+    `nearest` is the distance of the nearest cluster. `away` is the distance from the query to the given cluster, minus
+    `nearest`. The distances in `nearest` and `away` are squared distances.
     """
     found: Distances = np.exp(-FALLOFF * np.minimum(away / max(abs(nearest), np.finfo(np.float64).tiny), 1.0))
     return found
@@ -166,13 +167,13 @@ def nearness(away: Distances, nearest: float) -> Distances:
 def in_pieces(blocks: Rows, sizes: Rows, near: Distances, needed: Mask, *, pieces: int, most_rows: int) -> Rows:
     """Return the blocks to fetch, ascending.
 
-    The result contains `blocks` and the smallest gaps between these blocks. A gap consists of the blocks between two
-    wanted blocks. The result has about `pieces` contiguous pieces.
+    The result contains `blocks`, and the blocks in the smallest gaps between the wanted blocks. A gap consists of the
+    blocks between two wanted blocks. The result has about `pieces` contiguous pieces.
 
-    The number of rows in the added gaps is at most half of the number of wanted rows. If memory allows more rows, the
-    function adds gaps until the result has `most_rows` rows. If there are still too many pieces, the pieces with the
-    least `near` are dropped. If these pieces contain more than the share `SPARED` of `near`, the function drops no
-    piece.
+    The blocks in filled gaps have at most half as many rows as the wanted blocks. If memory allows more rows, the
+    function fills gaps between wanted blocks until the result has `most_rows` rows. If the result still has too many
+    pieces, the function drops the pieces whose blocks have the smallest sum of `near`. If the excess pieces have more
+    than the share `SPARED` of the sum of `near`, the function drops no piece.
 
     Args:
         blocks: The blocks that the search wants, ascending.
@@ -201,27 +202,27 @@ def in_pieces(blocks: Rows, sizes: Rows, near: Distances, needed: Mask, *, piece
 
 
 COARSE = 40
-"""The number of candidates per result row that coarse codes select.
+"""The number of candidates that a search selects by coarse codes, per row of the result.
 
-With a filter, the clusters must contain this number of matching rows per result row.
+With a filter, the searched clusters must contain `COARSE` matching rows for each row of the result.
 """
 
 RANKED_PER_ROW = 4
-"""The number of candidates per result row that exact embeddings rank.
+"""The number of candidates that a search ranks by their exact embeddings, per row of the result.
 
-After the second step, about this number of candidates remains.
+After the second step of a search, about this number of candidates per row of the result remains.
 """
 
 LEAST_SECOND = 128
-"""The minimum number of dimensions at which a search by ranges omits finer codes.
+"""From this number of dimensions on, a search that reads byte ranges does not read the 8-bit codes in `second.bin`.
 
-Coarse codes are then exact enough.
+With this number of dimensions, coarse codes are exact enough to select the candidates.
 """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Query:
-    """A query in three forms: as the caller gave it, in the space of codes, and as bytes.
+    """The numbers of a query in three forms: as given by the caller, centered and rotated like codes, and as bytes.
 
     A byte with the number 1 represents the value `unit`.
     """

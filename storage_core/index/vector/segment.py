@@ -51,8 +51,9 @@ from storage_core.index.vector.layout import (
 
 # Clusters of vectors by Lloyd's k-means, computed with matrix products.
 #
-# Common libraries use the same algorithm. With a sample of 21 vectors per cluster, faiss and scikit-learn reach the
-# same recall as this code. Therefore thirty lines over numpy are better than a dependency of several megabytes.
+# Libraries such as faiss and scikit-learn also use Lloyd's k-means algorithm. With a sample of 21 vectors per cluster,
+# faiss and scikit-learn reach the same recall as this code. Therefore thirty lines over numpy are better than a
+# dependency of several megabytes.
 
 
 Numbers = npt.NDArray[np.int64]
@@ -96,8 +97,8 @@ def divided(vectors: Floats, centroids: Floats, words: np.random.PCG64) -> Float
     """Return the centroids, but replace the centroid of each oversized cluster by centroids of its parts.
 
     A cluster is oversized if it has more than `_LARGE` times the mean number of vectors. An oversized cluster collects
-    vectors that lie between other clusters. An oversized cluster is near to most queries, but contains few of the
-    nearest rows.
+    vectors that lie between other clusters. Most queries have an oversized cluster among their nearest clusters, but
+    the cluster contains few of the nearest rows.
     """
     numbers = nearest(vectors, centroids)
     sizes, mean = np.bincount(numbers, minlength=len(centroids)), len(vectors) / max(1, len(centroids))
@@ -205,7 +206,7 @@ _SAMPLE = 16 * BOOK_ENTRIES
 
 
 def train_books(rotated: Floats, words: np.random.PCG64) -> Floats:
-    """Return the trained vectors as an array: books (one per 4 dimensions), entries per book, numbers per entry."""
+    """Return the trained vectors as an array with three axes: books (one per 4 dimensions), vectors, dimensions."""
     sample = _padded(rotated[:_SAMPLE])
     books = np.zeros((sample.shape[1] // PER_BYTE, BOOK_ENTRIES, PER_BYTE), np.float32)
     for number, book in enumerate(books):
@@ -217,7 +218,7 @@ def train_books(rotated: Floats, words: np.random.PCG64) -> Floats:
 
 
 def to_product(rotated: Floats, books: Floats) -> Bytes:
-    """Return the code of each row. A code contains, for each book, the number of the nearest entry."""
+    """Return the code of each row. For each book, a code contains the number of the book's nearest vector."""
     padded = _padded(rotated)
     codes = np.empty((len(rotated), len(books)), np.uint8)
     for number, book in enumerate(books):
@@ -455,7 +456,8 @@ def require_block(data: bytes | memoryview, name: str, expected: int, *, where: 
 def _offsets(codebook: Codebook, given: Floats, placed: Floats) -> Floats:
     """Return the part of each row's distance that does not depend on the query.
 
-    This part of the distance is |z|². For the metric `dot`, this part is -<m, x - m>, where m is the center.
+    This part of the distance is |z|². For the metric `dot`, the part that does not depend on the query is -<m, x - m>,
+    where m is the center.
     """
     if codebook.metric == "dot":
         offsets: Floats = np.negative((given - codebook.center) @ codebook.center)
@@ -578,7 +580,7 @@ def train_on(
 
 
 def sample_rows(rows: int) -> int:
-    """Return the number of sample rows for training a codebook for this number of rows."""
+    """Return the number of rows to sample when a codebook for `rows` rows is trained."""
     return min(rows, max(LEAST_SAMPLE, SAMPLE_PER_CLUSTER * round(3 * math.sqrt(rows))))
 
 

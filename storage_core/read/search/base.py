@@ -90,7 +90,7 @@ class SearchBase:
         kept: SearchCache,
         hidden: Hidden | None = None,
     ) -> None:
-        """Prepare without reading. The bases of all indexes in one search share `hidden`."""
+        """Prepare without reading. All indexes of one search use the same cache `hidden`."""
         self.store, self.snapshot, self.covered, self.cache = store, snapshot, covered, cache
         self._kept, self._first = kept, first_column(snapshot)
         self._reading = Locks()
@@ -113,7 +113,9 @@ class SearchBase:
         return is_near(self.store, next(iter(self.snapshot.splits), ""), self._kept.values)
 
     def hidden_rows(self, split: str) -> BitMap:
-        """Return the rows of a split that no result may contain. `Overlay.hidden_rows` is called once per split."""
+        """Return the deleted or replaced rows of a split, which no result contains. `Overlay.hidden_rows` is called
+        once per split.
+        """
         return self._hidden(
             split, lambda: self._overlay.hidden_rows(self.store, self.snapshot, self.snapshot.splits[split])
         )
@@ -209,7 +211,7 @@ class SearchBase:
         return self.cache.gap(self.store, add, self.covered.definition, self.snapshot.schema, rows=rows)
 
     def low(self, split: str) -> Any:
-        """Return a lower bound of the split's rows in the order of results (see `order.least`).
+        """Return the first position in the result order that a row of the split can have (see `order.least`).
 
         Makes no request.
         """
@@ -222,7 +224,7 @@ class SearchBase:
         return cast("tuple[Any]", found)[0]
 
     def segment_low(self, segment: IndexSegment, splits: Sequence[str]) -> Any:
-        """Return a lower bound, as `low` does, for the rows of a segment that are in these splits. Makes no request."""
+        """Return the lowest value that `low` returns for one of these splits of a segment. Makes no request."""
 
         def found() -> tuple[Any]:
             lows = [self.low(each) for each in splits]
@@ -270,9 +272,9 @@ class SearchBase:
         return low, high
 
     def between(self, split: str, rows: Positions) -> Between | None:
-        """Return the lower and upper bounds of some rows in the order of results. Return None if there are no bounds.
+        """Return bounds for the positions of the given rows in the result order. Return None if there are no bounds.
 
-        These bounds cost less than `take`.
+        A call of this function costs less than a call of `take`.
 
         The bounds of a local file are the cached keys of its pages. The bounds of a split that is read by ranges are
         the bounds of its row groups.

@@ -121,7 +121,7 @@ def _hits(live: LiveFilter, one: IndexQuestion, *, kept: SearchCache, root: Path
 class Names:
     """The names of the columns that are added to a result: scores, distance, and the rank and score of each index.
 
-    No other column of the result has one of these names.
+    No other column of the result has the same name as an added column.
     """
 
     score: str

@@ -180,7 +180,7 @@ class Query:
 
 
 def matched(searched: Searched, query: Query, of: Callable[[Matches], _Answer]) -> _Answer:
-    """Call `of` with the matches, and return its result. If a segment is unusable, call `of` again without the segment.
+    """Call `of(matches)`, and return the result of `of`. If a segment is unusable, call `of` again without the segment.
 
     Makes the requests of `unmerged_records.split_unmerged_records` and of `Matches`. Raises the errors of `search`.
     """
@@ -367,7 +367,7 @@ class _Facets:
             yield _counted(taken.column(self._column))
 
     def _in_segment(self, segment: IndexSegment, split: str, rows: BitMap) -> tuple[BitMap, BitMap]:
-        """Return those rows of a segment that are among the given rows of a split.
+        """Return the segment's rows that correspond to the given rows of a split.
 
         Also return their positions in the split.
         """

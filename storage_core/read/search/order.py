@@ -1,13 +1,13 @@
-"""The order of results, the first rows of an order, and snippets.
+"""Order of search results: sort keys, selection of the first rows, and snippets.
 
 - A result is ordered by score. Rows with equal scores are ordered by the values of their columns (decision 0022). The
   order does not depend on the split, the generation or the position of a row. A compaction therefore does not change
   pages.
 - `FirstRows` and `Best` keep the first rows of an order, in bounded memory.
-- `in_windows` builds a result in steps. Each step reads a window, which is the first part of a ranking. The first rows
-  come from the first window. Each further window is `GROWTH` times as large as the window before, and adds the next
-  rows. The first rows of a longer ranking may differ from the rows of a shorter ranking. The size of the pages does not
-  change the rows or their order.
+- `in_windows` builds a result in steps. Each step reads a window, which contains the first rows of the ranking up to
+  the window's size. The first rows come from the first window. Each further window is `GROWTH` times as large as the
+  window before, and adds the next rows. The first rows of a longer ranking may differ from the rows of a shorter
+  ranking. The size of the pages does not change the rows or their order.
 - `with_snippets` adds snippets to the rows of a search. A row's snippets depend only on the values of this row.
 """
 
@@ -77,7 +77,7 @@ class FirstRows:
 def in_turns(
     waiting: Sequence[_Item], is_behind: Callable[[_Item], bool], most: Callable[[], int], *, at_once: int = 1
 ) -> Iterator[Sequence[_Item]]:
-    """Yield the items in groups, in the same order. Stop if the next item comes after all wanted rows.
+    """Yield the items in groups, in the same order. Stop at the first item whose rows all come after the wanted rows.
 
     The first group has `at_once` items. Each further group has twice as many items, up to `most()`.
     """
@@ -97,7 +97,7 @@ BOUNDED = (pa.types.is_integer, pa.types.is_decimal, pa.types.is_date, pa.types.
 def tie_columns(snapshot: Snapshot) -> tuple[str, ...]:
     """Return the columns that order rows with equal scores.
 
-    The columns are the key, or the time column and all other columns.
+    For a keyed table, the columns are the key. Otherwise the columns are the time column and then all other columns.
 
     If two rows have equal values in all of these columns, the rows are equal, except for -0.0 and 0.0.
     """
@@ -259,7 +259,7 @@ GROWTH: Final = 4
 
 
 def windows(first: int, most: int) -> Iterator[int]:
-    """Yield the sizes of the windows, up to a size of at least `most` rows."""
+    """Yield increasing window sizes. The last size is the first size of at least `most` rows."""
     yield first
     while first < most:
         first *= GROWTH
@@ -269,7 +269,7 @@ def windows(first: int, most: int) -> Iterator[int]:
 def in_windows(
     ranked: Callable[[int], tuple[pa.Table, bool]], most: int, name: Sequence[str], *, first: int
 ) -> pa.Table:
-    """Read windows of a ranking, and return the first `most` rows of the ranking.
+    """Read the ranking in growing windows, and return the first `most` rows of the ranking.
 
     Args:
         ranked: A function that takes the size of a window. It returns the rows of the window, best first, and whether

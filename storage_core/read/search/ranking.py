@@ -7,7 +7,7 @@ columns (decision 0022).
 
 `search_ordered` returns matching rows in the order of a column instead of the score. For example, the newest rows come
 first. The log contains bounds of the column for each split. The sources that may contain the first rows are searched
-first. If all rows of a source come after the result, the search does not open its segments or read its rows.
+first. If all rows of a source sort after the last row of the result, the search does not read the source.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _MOST_SOURCES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The order by a column. Nulls are last.
+    """The order of result rows by the values of one column. Nulls are last.
 
     If `descending` is True, the greatest value is first. Otherwise the smallest value is first.
     """
@@ -112,7 +112,7 @@ def search_ordered(
 ) -> pa.Table:
     """Return `limit` matching rows after the first `offset` rows. The rows are ordered by a column and have no score.
 
-    Rows with equal values have the same order as rows with equal scores (`order.tie_columns`). Therefore pages of one
+    The tie columns (`order.tie_columns`) order rows with equal values, as in a search by score. Therefore pages of one
     version do not overlap and do not miss a row.
 
     Raises:
@@ -140,7 +140,7 @@ def search_ordered(
 class _Bounded:
     """A source, or some rows of a source (`rows`).
 
-    In the order of the result, no value comes before the key `bound`. If the bound is unknown, `bound` is None.
+    `bound` is the sort key of the first value that the source may contain. If the bound is unknown, `bound` is None.
     """
 
     bound: Any
@@ -173,7 +173,7 @@ class _First:
         return None if not known or None in known else (max if self.descending else min)(known)
 
     def excludes(self, bound: Any) -> bool:
-        """Return True if no row with a value at or after this key can be in the result."""
+        """Return True if a row with the key `bound` or a later key cannot be in the result."""
         if bound is None or not self.rows.is_full:
             return False
         last = sortable(self.rows.last().column(self.by).combine_chunks())[0].as_py()
@@ -196,7 +196,7 @@ class _First:
 
 
 def _add_first(matches: Matches, first: _First) -> None:
-    """Search the sources in the order of their bounds. Stop if all further sources come after the result.
+    """Search the sources in the order of their bounds. Stop if all later sources sort after the result.
 
     The function searches a growing number of sources concurrently.
     """
@@ -259,7 +259,7 @@ _MATCH = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scored:
-    """The result of an index: the live `hits` of sources, and the positions of the `sources` that may have hits.
+    """The result of one index: the live hits of each source, and the numbers of the sources that may have hits.
 
     All rows with a score greater than `tied` are among the best rows. `better` contains the sources of the rows with a
     score greater than `tied`. The first `wanted` rows with the score `tied` are among the best as well.
@@ -288,8 +288,8 @@ def search(
     records, the newest record is used.
 
     Rows are ordered by descending score, then by key. In a table without a key, the time column and then all other
-    columns replace the key. Therefore the same rows with the same scores always produce the same pages. The place where
-    the rows are stored has no effect.
+    columns replace the key. Therefore the same rows with the same scores always produce the same pages. The location of
+    rows in splits and generations has no effect on the result.
 
     If a `vector` is given, the search finds the nearest rows. `score` is 1 - distance for cosine, and -distance for l2
     and dot. `distance` is the distance of the metric. `score` and `distance` are computed from exact embeddings. The
@@ -300,8 +300,8 @@ def search(
     cover all rows of the splits, and the whole rows of each unmerged generation. The statistics also cover the rows
     that result from a merge of other records into the base. Deleted or replaced rows stay in the statistics until their
     split is rewritten or their generation is merged. The search never returns deleted or replaced rows. Decision 0022
-    describes the limit of the effect of deleted or replaced rows on scores. Every match of a bitmap index has the score
-    1.0 (`search_request.parse_bitmap_query`).
+    describes how much deleted or replaced rows can change scores. Every match of a bitmap index has the score 1.0
+    (`search_request.parse_bitmap_query`).
 
     Args:
         searched: The table, the filter and the limits.
@@ -385,14 +385,16 @@ def _nearest(nearest: Nearest, snapshot: Snapshot, names: Sequence[str], most: i
 
 
 def added_names(schema: pa.Schema) -> tuple[str, str]:
-    """Return the names of the added columns for the score and the distance. No other column has these names."""
+    """Return the names of the added columns for the score and the distance. The schema has no columns with the returned
+    names.
+    """
     return free_name(SCORE, schema.names), free_name(DISTANCE, schema.names)
 
 
 def _text_matches(live: LiveFilter, query: fulltext.TextQuery, most: int, searcher: Searcher) -> _Scored:
     found = query.hits(searcher, most, live=live)
     hits = found.by_source()
-    tied = float(found.scores[-1]) if len(found) > most else -math.inf  # otherwise all of the hits are among the best
+    tied = float(found.scores[-1]) if len(found) > most else -math.inf  # at most `most` hits are all among the best
     better = frozenset(source for source, own in hits.items() if own.scores[0] > tied)
     return _Scored(
         sources=sorted(hits),
@@ -419,8 +421,8 @@ def _bitmap_matches(live: LiveFilter, condition: Predicate, most: int) -> _Score
 def _add_best(found: Sequence[Source], matches: _Scored, best: Best) -> None:
     """Read each source that may have some of the best rows. The function reads each source only once.
 
-    The function concurrently reads the sources that certainly have some of the best rows. The function reads the other
-    sources in groups of increasing size, until no more rows are needed.
+    The function concurrently reads the sources that certainly have some of the best rows. The function reads the
+    sources that only may have such rows in groups of increasing size, until the best rows are complete.
     """
 
     def add(sources: Sequence[int]) -> None:
@@ -435,8 +437,8 @@ def _add_best(found: Sequence[Source], matches: _Scored, best: Best) -> None:
 
     add([each for each in matches.sources if each in matches.better])
     others = sorted({*matches.sources} - matches.better, key=turn)
-    # The sources are in the order of their first rows. The search stops at the first source in which all rows come
-    # after the result.
+    # The sources are in the order of their first rows. The search stops at the first source whose rows all sort after
+    # the last row of the result.
     for group in in_turns(
         others, lambda each: best.excludes(matches.tied, found[each].low()), lambda: 1 if best.is_full else _AT_ONCE
     ):
@@ -446,8 +448,8 @@ def _add_best(found: Sequence[Source], matches: _Scored, best: Best) -> None:
 def _contending(found: Sequence[Source], matches: _Scored, hits: Mapping[int, Hits], best: Best) -> Mapping[int, Hits]:
     """Return the hits that may be among the best rows.
 
-    A hit with the score `tied` is removed if it comes after the last of the best rows. The bounds in the log remove
-    most of these hits. Values are read only for the other hits.
+    A hit with the score `tied` is removed if it sorts after the last of the best rows found so far. The bounds in the
+    log remove most of these hits. Values are read only for hits that the bounds do not remove.
     """
     hits = _within_bounds(matches, hits, best, lambda source, rows: found[source].bounds(rows))
     return _within_bounds(matches, hits, best, lambda source, rows: found[source].between(rows))
@@ -456,7 +458,7 @@ def _contending(found: Sequence[Source], matches: _Scored, hits: Mapping[int, Hi
 def _within_bounds(
     matches: _Scored, hits: Mapping[int, Hits], best: Best, bounds: Callable[[int, Positions], Between | None]
 ) -> Mapping[int, Hits]:
-    """Return the hits, but omit hits with the score `tied` that come after the best rows according to `bounds`."""
+    """Return the hits. Omit hits with the score `tied` if their `bounds` sort after the best rows."""
     tied = {each: rows for each, own in hits.items() if len(rows := own.rows[own.scores == matches.tied])}
     if sum(map(len, tied.values())) <= matches.wanted and not best.is_full:
         return hits

@@ -44,7 +44,7 @@ FETCHED_BYTES: Final = 2**26
 """Maximum size in bytes of segments that are fetched concurrently and held in memory."""
 
 _FETCHED_AT_ONCE: Final = 8
-_MOST_PARTS: Final = 4096  # for all searchers, because Linux limits a process to 65,530 mapped files and a part has six
+_MOST_PARTS: Final = 4096  # Linux allows a process 65,530 mapped files. Each part of a searcher has six mapped files.
 _PREFIX: Final = "searchers"
 
 _Key = tuple[str, ...]
@@ -73,7 +73,9 @@ class Part(Protocol):
 
 @dataclass(slots=True)
 class _Copies:
-    """Copies of the files of parts, by name. The copies are in a folder that is removed with this object."""
+    """Copies of the files of searcher parts. The key is the name of the part. The copies are in a folder that is
+    removed with this object.
+    """
 
     parts: dict[str, tuple[Path, int]] = field(default_factory=dict)
     closing: ExitStack = field(default_factory=ExitStack)

@@ -1,7 +1,7 @@
-"""The request of a search: the indexes, the question to each index, and the method of fusing the rankings.
+"""The request of a search: the indexes, the query for each index, and the method of fusing the rankings.
 
-`request_of` checks the arguments of `Table.search`. `request_of` returns the indexes, the weights, and the question to
-each index. The form of a question depends on the kind of index.
+`request_of` checks the arguments of `Table.search`. `request_of` returns the indexes, the weights, and the query for
+each index. The form of a query depends on the kind of index.
 
 `fuse` computes a single score for rows that several indexes ranked (Cormack, Clarke and Büttcher, SIGIR 2009):
 
@@ -112,7 +112,7 @@ _COMPARISONS: Final = {str(each): each for each in Comparison}
 
 
 def parse_bitmap_query(query: object, definition: IndexDefinition, schema: pa.Schema) -> Predicate:
-    """Return the predicate of a query to a bitmap index: a value, a list (any value matches), or columns (all match).
+    """Parse a bitmap query into a predicate: one value, a list (any value matches), or columns (all must match).
 
     The text form is `404`, `404,500`, a JSON list, or a JSON object with columns. Each column has a value, a list of
     values, or an object with conditions. All of these conditions must be true:
@@ -123,7 +123,7 @@ def parse_bitmap_query(query: object, definition: IndexDefinition, schema: pa.Sc
     - `is null` with the value true or false
 
     As in SQL, a null value meets only the condition `is null`. Values are parsed by the type of the column, and
-    timestamps as ISO 8601. An index over several columns accepts only an object.
+    timestamps as ISO 8601. A query to a bitmap index over several columns must be a JSON object.
 
     Raises:
         InvalidInput: A value cannot be parsed or is null, or a column is not in the index.
@@ -258,7 +258,7 @@ def _refused(definition: IndexDefinition, reason: str) -> InvalidInput:
 _MOST_ROWS: Final = 2**56
 """A number that is greater than the number of rows of any table.
 
-The windows of a search are several times larger and must fit into 64 bits.
+The windows of a search are several times larger than this number and must fit into 64 bits.
 """
 
 
@@ -360,7 +360,7 @@ def index_for(snapshot: Snapshot, index: object, *, by_vector: bool) -> IndexDef
 
 
 def only_index(snapshot: Snapshot, kinds: Collection[IndexKind]) -> IndexDefinition:
-    """Return the definition of the only index of these kinds.
+    """Return the definition of the table's only index whose kind is in `kinds`.
 
     Raises `InvalidInput` if there is no such index, or if there are several.
     """
@@ -376,7 +376,7 @@ def only_index(snapshot: Snapshot, kinds: Collection[IndexKind]) -> IndexDefinit
 
 
 def question(definition: IndexDefinition, snapshot: Snapshot, given: SearchQuestion) -> Question:
-    """Return the question for an index with the given definition. Raises `InvalidInput`."""
+    """Return the query for the given index, in the form that the kind of index needs. Raises `InvalidInput`."""
     query, nprobe, boosts = given.query, given.nprobe, given.boosts
     if query is not None and given.vector is not None:
         raise InvalidInput(

@@ -1,4 +1,4 @@
-"""The sources of a search, and the filter that keeps hits in live rows.
+"""The sources of a search, and the filter that removes hits in deleted or filtered rows.
 
 A `Source` is a set of rows that an index numbers from 0, for example a split or a generation. `LiveFilter` keeps the
 hits that are not deleted and meet the filter. `TextFilter` is a filter that consists of the hits of another index. Each
@@ -30,7 +30,7 @@ from storage_core.store.meter import prefetch
 Between = tuple[Unsigned, Unsigned]
 """Two arrays of `leading_keys`.
 
-The arrays contain the lower and upper bounds of each row in the first column of `tie_columns`.
+For each row, the arrays contain the lower and the upper bound of the first column of `tie_columns`.
 """
 
 InSplit = tuple[str, Positions, Positions]
@@ -61,7 +61,7 @@ class Origin:
 
 
 class Source(Protocol):
-    """A set of rows that have row numbers from 0 in an index."""
+    """A set of rows that an index numbers from 0."""
 
     @property
     def origin(self) -> Origin:
@@ -214,7 +214,7 @@ _FILTERED_ROWS = 2**18
 
 @dataclass(frozen=True, slots=True)
 class SearchCounts:
-    """A count of the work of a vector search on one source. `matching` is the number of live rows that meet the filter.
+    """The counts of a vector search on one source. `matching` is the number of live rows that meet the filter.
 
     `ranked` is the number of rows that were scored by embeddings of the table. `ranked` adds up the scored rows of all
     windows and queries. If `is_exact` is True, all matching rows were scored. Otherwise the search selected candidates
@@ -238,7 +238,7 @@ class LiveFilter:
     """
 
     def __init__(self, found: Sequence[Source], wanted: RowFilter | None, matched: Sequence[TextFilter] = ()) -> None:
-        """Create the filter. A row passes the filter if it meets `wanted` and is in each of `matched`."""
+        """Create the filter. A row passes the filter if it meets `wanted` and all filters in `matched`."""
         self.sources = found
         self.filter = wanted
         """The filter that rows must meet, or None."""
@@ -246,7 +246,7 @@ class LiveFilter:
         self._deleted: dict[int, BitMap] = {}
         self._rows: dict[int, BitMap] = {}
         self.looked: dict[int, SearchCounts] = {}
-        """For each source, the work of vector searches."""
+        """The counts of the vector searches, by the number of the source."""
         self.judged = self.met = 0
         """Two numbers: the evaluated rows, and those evaluated rows that meet the filter."""
 
@@ -303,7 +303,7 @@ class LiveFilter:
             self.filter.require_valid()
 
     def _deleted_of(self, sources: Collection[int]) -> Mapping[int, BitMap]:
-        """Return the deleted rows of the sources that the filter does not exclude."""
+        """Return the deleted rows of each source. Omit sources that the filter excludes."""
         admitted = [source for source in sorted(sources) if not self.excludes(source)]
         unknown = [source for source in admitted if source not in self._deleted]
         found = prefetch(lambda source: self.sources[source].deleted_rows(), unknown, _AT_ONCE)
@@ -345,9 +345,9 @@ class LiveFilter:
         return hits.take(met)
 
     def _meeting(self, rows: Mapping[int, Positions]) -> dict[int, Mask]:
-        """Return, for each source, a mask of these rows.
+        """Return, for each source, a mask of the given rows.
 
-        It is True for rows that meet the filter and are in all matched sets.
+        The mask is True for rows that meet the filter and are in all matched sets.
         """
         met = {source: np.ones(len(own), np.bool_) for source, own in rows.items()}
         for source, own in rows.items():

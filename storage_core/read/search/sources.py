@@ -1,11 +1,12 @@
 """The sources of a search: the rows of the base, and the unmerged rows.
 
-A segment is used for its rows of the base, even if these rows have moved since the build. The search indexes all other
-rows of the base with the same builder. The search then treats these rows like rows with a segment. The search also
-indexes the rows of generations that have no segment. A search treats a damaged segment or translation as missing.
+A segment is used for its rows of the base, even if these rows have moved since the build. For rows of the base without
+a segment, the search builds an index with the builder that also builds segments. The search then treats the rows
+without a segment like rows with a segment. The search also indexes the rows of generations that have no segment. A
+search treats a damaged segment or translation as missing.
 
-There are three kinds of unmerged sources. The unmerged sources are the whole rows of generations, the whole rows of
-logs, and rows merged from other records.
+There are three kinds of unmerged sources. An unmerged source contains complete rows of a generation, complete rows of a
+log, or rows merged from other records.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class _Unmerged:
 
 
 def _generation(store: ObjectStore, covered: Coverage, cache: SegmentCache, whole: WholeRows) -> _Unmerged:
-    """Return the source for the whole rows of a generation. If the generation has a segment, the source uses it."""
+    """Return the source for the complete rows of a generation. If the generation has a segment, the source uses it."""
     definition, generation = covered.definition, whole.generation
     segment = generation_write.segment_for(generation, definition, whole.rows.num_rows, whole.order)
     source = f"{fingerprint_of(definition)}\n{whole.order}\n{region_manifest.encode_generation(generation).decode()}"
@@ -139,7 +140,7 @@ def _generation(store: ObjectStore, covered: Coverage, cache: SegmentCache, whol
 
 
 def _run(covered: Coverage, cache: SegmentCache, run: LoggedRows, kept: SearchCache) -> _Unmerged:
-    """Return the source for the whole rows of a run of WAL entries. The index files of these rows are built once."""
+    """Return the source for complete rows in consecutive WAL entries. The index files of these rows are built once."""
     definition, name = covered.definition, run.name
 
     def made() -> Path:
@@ -198,7 +199,7 @@ def sources(
 
     The order is the base, generations by region and number, logs, then other sources.
 
-    Sources of the base without a segment come first, sorted by split. Sources with segments come next, sorted by the
+    Splits of the base without a segment come first, sorted by path. Sources with segments come next, sorted by the
     path of the segment. The hidden rows are read only once for all indexes.
     """
     found, hidden = list[list[Source]](), Hidden()
@@ -304,9 +305,9 @@ class _Split:
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """The rows of a segment that does not cover exactly one whole split.
+    """The rows of a segment that covers more or less than one whole split, or whose rows have moved.
 
-    The segment covers several splits or a part of a split, or the rows of the segment have moved.
+    For example, the segment covers several splits or a part of a split.
 
     The rows are now in `splits`.
     """
@@ -462,7 +463,7 @@ _FORESEEN: Final = 4
 def parts_of(base: SearchBase, segment: IndexSegment, splits: Sequence[str]) -> vector.Ranged | None:
     """Return the files of a vector segment for reading by ranges.
 
-    Returns None if the segment is small, on a local disk, or of another kind.
+    Returns None if the segment is small, on a local disk, or not a vector segment.
 
     Raises:
         Unusable: The segment is damaged or no longer exists.

@@ -48,7 +48,7 @@ FEW_SHARE = 0.02
 FEW_NUMBERS = 2**18
 """Maximum number of values in embeddings that are scored exactly.
 
-Above this number, a search by codes costs less.
+For more than this number of values, a search by codes costs less than exact scores.
 """
 
 BLOCK_BYTES = 2**26
@@ -70,10 +70,10 @@ _NOTHING = Found(np.zeros(0, np.int64), np.zeros(0, np.float64))
 
 
 class Nearest:
-    """A search for the nearest `most` rows of sources, in windows of increasing size.
+    """A search for the `most` rows with the smallest distance, in windows of increasing size.
 
-    If a source is scored exactly, it is scored only once. The candidates of segments are ranked again in each window.
-    `readers` caches open segments by the name of the source.
+    If all rows of a source are scored with exact distances, the source is scored only once. The candidates of segments
+    are ranked again in each window. `readers` caches open segments by the name of the source.
     """
 
     def __init__(self, live: LiveFilter, query: VectorQuery, most: int, *, readers: KeptValues) -> None:
@@ -105,7 +105,7 @@ class Nearest:
         """
         numbers, wanted = range(len(self._live.sources)), max(FIRST_WINDOW, window)
         for number in numbers if self._live.is_filtered else ():
-            self._live.rows(number)  # one source at a time, because a filter has one process
+            self._live.rows(number)  # evaluate one source at a time, because all sources share one filter process
         found = list(prefetch(lambda each: self._candidates(each, wanted), numbers, _AT_ONCE))
         coded = [_NOTHING if each.is_exact else each for each in found]
         ranked = _candidates_of(coded, vector.RANKED_PER_ROW * wanted)
@@ -242,7 +242,7 @@ def most_scored(rows: int, dimensions: int) -> int:
 
 
 def _usable_if_ranged(ranged: vector.Ranged | None) -> AbstractContextManager[None]:
-    """Return a context that handles errors of data that is read by ranges.
+    """Return a context manager that converts errors of ranged reads of a segment.
 
     The context does nothing for whole files, because whole files are already verified.
     """
@@ -387,7 +387,7 @@ class _Given:
 def _drawn(found: Sequence[Source], rows: Sequence[Positions], given: _Given, seed: int) -> list[VectorQuery]:
     """Return queries that use the embeddings of randomly drawn rows.
 
-    Only rows with an embedding are drawn.
+    The function selects only rows that have an embedding.
     """
     ends = np.cumsum([len(each) for each in rows])
     order = np.random.default_rng(seed).permutation(int(ends[-1]) if len(ends) else 0)

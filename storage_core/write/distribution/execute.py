@@ -114,8 +114,8 @@ def divide(work: DivideWork, raw: Sequence[ObjectStore], opened: Opener, *, cloc
 
     If the records have producer ids and `work.ids` is None, the function only stores the producer ids. If a chunk has
     no valid copy, the function does not read later chunks of the same writer. If the store of a table raises an error,
-    the table's result contains the error. Raises `Unavailable` if a store does not answer and no other store has a
-    chunk of the work.
+    the table's result contains the error. Raises `Unavailable` if a store does not answer and no other store has one of
+    the chunks to read.
 
     Args:
         raw: the stores of the raw log.

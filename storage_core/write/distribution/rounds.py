@@ -51,7 +51,8 @@ from storage_core.write.raw_log.history import Damage, History, MissingChunks, R
 from storage_core.write.region import router
 from storage_core.write.region.router import ChunkRange
 
-# The plan of one round contains chunks in the order of the history, and the chunks that each table needs.
+# The plan of one round contains the chunks to read, in the order of the history. For each table, the plan also contains
+# the chunks that the table needs.
 #
 # The plan reads only listings and offsets. The bytes of a round are limited, because one task writes all rows of a
 # region as one generation. Rounds continue until no chunk is left.
@@ -90,7 +91,7 @@ class HeldChunks:
 class RoundPlan:
     """The plan of one round: the work items, and the tables whose offsets move.
 
-    Later chunks wait for the missing chunks in `held`. The round gives up the missing chunks in `given_up`.
+    Later chunks wait for the missing chunks in `held`. The round does not wait for the missing chunks in `given_up`.
     """
 
     source: Source
@@ -134,8 +135,8 @@ def _target(table: TargetTable, plan: DistributionPlan, chosen: Collection[tuple
     for writer, offset in sorted(plan.offsets.items()):
         numbers = own.get(writer, [])
         taken = [number for number in numbers if (writer, number) in chosen]
-        # Chunks that the plan gives up may follow the last planned chunk. The writer's offset moves past these chunks
-        # only if the round includes the last planned chunk.
+        # Missing chunks that the plan gives up may follow the last planned chunk. The writer's offset moves past these
+        # chunks only if the round includes the last planned chunk.
         last = offset if len(taken) == len(numbers) else max(taken, default=0)
         if last > after.get(writer, 0):
             stretches.append(ChunkRange(writer=writer, after=after.get(writer, 0), last=last))
@@ -166,8 +167,8 @@ def cut_into_works(
 def _most_bytes(sizes: Sequence[float], terms: Terms) -> float:
     """Return the maximum number of bytes in one work item.
 
-    This maximum is an equal share of the total size. The size of the largest chunk is added to this share. The extra
-    chunk avoids an additional small work item.
+    The function divides the total size by the number of work items. The function then adds the size of the largest
+    chunk to the average size of a work item. The extra chunk avoids an additional small work item.
     """
     total = sum(sizes)
     waves = math.ceil(total / (terms.work_bytes * terms.slots))
@@ -207,7 +208,7 @@ def by_gap(missing: Mapping[str, Sequence[MissingChunks]]) -> tuple[HeldChunks, 
     )
 
 
-# Results of distribution: the share of a table in one round, the tally of a table, and the outcome of a run.
+# Results of distribution for one table in one round, for one table in all rounds, and for a whole run.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +239,7 @@ class Tally:
     late: LateMetrics = field(default_factory=LateMetrics)
 
     def add(self, share: Share) -> None:
-        """Add the results of a committed share to the totals."""
+        """Add the results of a table in one round to the totals of the table, after the commit of the round."""
         self.rows += share.rows
         self.bytes += sum(each.size for each in share.adds)
         self.splits += len(share.adds)
@@ -249,7 +250,7 @@ class Tally:
 
 @dataclass(slots=True, kw_only=True)
 class DistributionOutcome:
-    """The outcome of a run of distribution.
+    """The outcome of one run that distributes a raw log.
 
     - `records`: the number of records that were read.
     - `unknown`: the number of records of unknown tables, by table name.
@@ -292,8 +293,8 @@ def share_of(name: str, results: Iterable[DivideResult]) -> Share:
 _logger = logging.getLogger(__name__)
 
 MOST_LOST = 5
-"""Maximum number of lost races for a table. After this number of lost races, the run leaves the table to the other
-distributor.
+"""Maximum number of commits for a table that fail because another distributor committed first. After this number of
+failed commits, the run leaves the table to the other distributor.
 """
 
 _PAUSE_MS = 100
@@ -306,7 +307,7 @@ class Tasks(Protocol):
     """
 
     def divide(self, works: Sequence[DivideWork]) -> list[DivideResult]:
-        """Run `execute.divide` for each work."""
+        """Run `execute.divide` for each work item."""
         ...
 
     def fill(self, works: Sequence[FillWork]) -> list[FillResult]:
@@ -393,7 +394,7 @@ class Distributor:
     def _without_duplicates(
         self, plan: RoundPlan, tables: Mapping[str, TargetTable], results: list[DivideResult]
     ) -> list[DivideResult]:
-        """Divide the work items with producer ids a second time. The ids of all work items are then recorded."""
+        """Divide work items again if their records have producer ids. The ids of all work items are then recorded."""
         keys = tuple(each.noted for each in results if each.noted is not None)
         if not keys:
             return results
@@ -438,9 +439,9 @@ class Distributor:
             key = target.config.primary_key
             work = FillWork(uri=target.uri, key=key, parts=parts, claim=turn, context=target.context)
             found.append(_Filling(work, tuple(_above(target.chunk_ranges, recorded))))
-        # A region removes an offset after the log's offset has passed it. After the claims, nobody can add offsets to
-        # the log or to the regions. So the log now shows whether another distributor was active between plan and
-        # claims.
+        # A region removes the offset of a writer when the offset in the table's log is at least as high. After the
+        # claims, nobody can add offsets to the log or to the regions. So the log now shows whether another distributor
+        # was active between plan and claims.
         head = table.log.refresh(table.snapshot)
         for each in starts(target.chunk_ranges, table.snapshot):
             each.check(head)
@@ -526,12 +527,13 @@ class _Fillings:
 
 
 def _with_ids(target: Target, table: TargetTable) -> tuple[ChunkRange, ...]:
-    """Return the ranges of the target and an extra range for the pseudo writer `WITH_IDS`.
+    """Return the chunk ranges of the target, and one more range for the reserved writer name `WITH_IDS`.
 
-    Every distribution of records with ids moves the offset of this pseudo writer.
+    Every distribution of records with ids increases the offset of `WITH_IDS`.
 
-    The extra range ensures that only one distribution of records with ids commits at a time. A distribution knows only
-    the ids of chunks that were distributed before its plan. A concurrent distribution may add ids of another writer.
+    Because of the additional range, two concurrent distributions of records with ids cannot both commit. A distribution
+    knows only the ids of chunks that were distributed before its plan. A concurrent distribution may add ids of another
+    writer.
     """
     offsets = (table.offsets.log, *table.offsets.regions.values())
     last = max(each.get(WITH_IDS, 0) for each in offsets)
@@ -539,7 +541,7 @@ def _with_ids(target: Target, table: TargetTable) -> tuple[ChunkRange, ...]:
 
 
 def _was_passed(works: Sequence[DivideWork], damaged: Iterable[tuple[str, int]]) -> bool:
-    """Return whether a work item read chunks of a writer after a chunk that another work item found damaged."""
+    """Return whether a work item read chunks of a writer that follow a damaged chunk of another work item."""
     return any(
         each.writer == writer and each.number > number
         for writer, number in damaged

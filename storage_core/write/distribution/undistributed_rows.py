@@ -11,10 +11,10 @@ Each row occurs once, because the reads have this order (decision 0027):
 3. The head of the table's log is read.
 
 The third step determines which chunks the table does not have. This module then reads the missing chunks. An append
-table has a chunk if the offset of the head includes the chunk. For a keyed table, the log is read before and after the
-capture of the regions. The offsets of both reads must be equal. The head must not contain a merge of a generation that
-is newer than the captured manifests. If another distribution or merge committed in between, `find_pending_chunks`
-returns None, and the reader starts again.
+table has the rows of a chunk if the writer's offset in the head is at least the chunk's number. For a keyed table, the
+log is read before and after the capture of the regions. The offsets in the log must be the same before and after the
+capture. The captured manifests must contain every generation that a merge in the head has applied. If another
+distribution or merge committed in between, `find_pending_chunks` returns None, and the reader starts again.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def fit(records: pa.Table, target: Target) -> TypedRecords:
 
 
 def fit_puts(records: pa.Table, target: Target) -> tuple[TypedRecords, pa.Table]:
-    """Return the result of `fit` for the puts, and the puts that fit the table as rows.
+    """Return the result of `fit` for records with the operation put, and the rows of the records that fit.
 
     An append table takes only puts.
     """
@@ -110,8 +110,8 @@ def group_by_region(records: pa.Table, ref: RawChunkRef, target: Target) -> Iter
     """Yield each region that needs records of the chunk, with the records of the region in order.
 
     The function omits regions that already have the chunk. An omitted region belongs to the current region spec or to
-    an earlier spec. The region of an earlier spec got the chunk while that spec was current. Raises `InvalidInput` if
-    an expression of a region spec fails on a record.
+    an earlier spec. A region of an earlier spec received the chunk's records while the earlier spec was current. Raises
+    `InvalidInput` if an expression of a region spec fails on a record.
     """
     having = {region for region, offsets in target.further.items() if offsets.get(ref.writer, 0) >= ref.number}
     for spec in _earlier_specs(target) if having else ():
@@ -181,7 +181,7 @@ class RawLogListing:
         ]
 
     def of(self, runs: Sequence[RawRun]) -> tuple[RawChunkRef, ...]:
-        """Return the chunks of these ranges, in the same order. Raise the errors of `behind` for a missing chunk."""
+        """Return the chunks of these ranges, in the same order. If a chunk is missing, raise the error of `behind`."""
         found: list[RawChunkRef] = []
         for run in runs:
             listed = {each.number: each for each in self.history.chunks_of(run.writer)}
@@ -397,7 +397,7 @@ def _further(
 
 
 def _rounds(listed: RawLogListing, chunks: Sequence[RawChunkRef], now_ms: int) -> tuple[tuple[RawChunkRef, ...], ...]:
-    """Return the chunks of closed segments, then the other chunks. The other chunks are distributed later."""
+    """Return the chunks of closed segments, then the other chunks. Chunks of open segments are distributed later."""
     closed_after = listed.raw_log.closed_after_ms
     closed_after = CLOSED_AFTER_MS if closed_after is None else closed_after
     closed = {(each.writer, each.segment_ms) for each in listed.history.closed_segments(now_ms, closed_after)}

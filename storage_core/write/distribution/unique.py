@@ -29,12 +29,12 @@ from storage_core.store.contract import ObjectStore, create_derived
 from storage_core.write.distribution.work import DivideWork, RoundIds, Target
 from storage_core.write.raw_log.history import Damage, RawChunkRef, read_columns
 
-# List and read the objects that contain the record ids of distribution. These objects are next to a raw log
+# List and read the objects that contain the ids of distributed records. These objects are next to a raw log
 # (docs/architecture/ingestion.md).
 
 
 def keys_in_reach(work: DivideWork, raw: Sequence[ObjectStore]) -> Iterator[str]:
-    """Yield the keys of id objects that may contain duplicates of the work's records. Lists every store."""
+    """Yield the keys of objects with record ids that may equal ids of this work item. Lists every store."""
     since = min(ref.segment_ms for ref in work.chunks) - work.source.unique_for_ms
     reasons: list[str] = []
     mandatory = raw[: work.source.mandatory]
@@ -159,7 +159,7 @@ def find_duplicates(work: DivideWork, ids: RoundIds, raw: Sequence[ObjectStore])
 def find_in(
     work: DivideWork, own: RecordIds, offsets: Mapping[str, Mapping[str, int]], raw: Sequence[ObjectStore]
 ) -> Duplicates:
-    """Return the result of `find_duplicates`. `own` contains the ids of the work and of earlier chunks in memory.
+    """Return the result of `find_duplicates`. `own` contains the ids of this work item and of earlier chunks in memory.
 
     Requests and errors: see `find_duplicates`.
     """
@@ -233,7 +233,7 @@ class _Wanted:
                 self._parts.append((chunk, part.column("id"), part.column("position").to_numpy().astype(np.int64)))
 
     def begin(self) -> None:
-        """Sort the added ids. After the sort, other records can be compared with these ids."""
+        """Sort the added ids. After the sort, the ids of further records can be searched in the added ids."""
         self._parts.sort(key=lambda each: self._place(each[0]))
         self._order = [self._place(chunk) for chunk, _, _ in self._parts]
         if not self._parts:

@@ -14,8 +14,7 @@ name of the raw log.
 
 | Where | Key | Meaning |
 |---|---|---|
-| table's log | transaction `raw:<writer>` | all rows of the chunks up to this number are in the table or its
-regions |
+| table's log | transaction `raw:<writer>` | the table or its regions have all rows of the chunks up to this number |
 | region's manifest | `distributed` | the region has all its rows from the chunks up to this number |
 
 One commit adds the rows of an append table together with the transaction. The rows of a keyed table are committed
@@ -54,10 +53,10 @@ from storage_core.write.region.router import OFFSETS, ChunkRange, RegionClaim, o
 from storage_core.write.region.spec import PARALLEL_REGIONS, read_registry, whole_table
 
 # A part contains the typed rows of one task for one region. Parts are needed until the generation is written (decision
-# 0031). A part is a data file in the directory of a generation, but not in any manifest. A part looks like a file of a
-# distributor that ended before it wrote the manifest. Only the task that received the name reads the part. The
-# collector deletes old parts. Parts ensure that each record is decoded and converted only once. The records do not pass
-# through the driver or through shuffles.
+# 0031). A part is a data file in the directory of a generation, but not in any manifest. The collector treats a part
+# like a data file of a distributor that stopped before it wrote the manifest. Only the task that received the name
+# reads the part. The collector deletes old parts. The tasks exchange parts, so each record is decoded and converted
+# only once. The records do not pass through the driver or through shuffles.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +227,7 @@ class DivideWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FillWork:
-    """Parts to read, in this order, for one claimed region of the table at `uri`."""
+    """A task that writes the records of parts, in their order, into one claimed region of the table at `uri`."""
 
     uri: str
     key: tuple[str, ...]
@@ -303,8 +302,8 @@ class DivideResult:
 
     - `unknown`: the number of records of unknown tables. These records are in quarantine.
     - `damaged`: chunks without a valid copy. Later chunks of the same writer were not read.
-    - `noted`: the object with the record ids. `noted` is set if the records have ids but `DivideWork.ids` is None. In
-      this case, the work only stored the ids.
+    - `noted`: the object with the record ids. `noted` is set if the records have ids but `DivideWork.ids` is None. If
+      `noted` is set, the work item only stored the record ids.
     - `duplicates`: the number of omitted records, by table.
     """
 
@@ -328,7 +327,7 @@ class DivideResult:
 
     @staticmethod
     def from_json(found: Mapping[str, Any]) -> DivideResult:
-        """Create a result from the output of `to_json`."""
+        """Return the `DivideResult` from the JSON data that `to_json` returned."""
         return DivideResult(
             tables={name: Divided.from_json(each) for name, each in found["tables"].items()},
             unknown=found["unknown"],
@@ -355,7 +354,7 @@ class FillResult:
 
     @staticmethod
     def from_json(found: Mapping[str, Any]) -> FillResult:
-        """Return the result that `to_json` returned."""
+        """Return the `FillResult` from the JSON data that `to_json` returned."""
         return FillResult(**found)
 
 
@@ -382,7 +381,7 @@ _APP = f"{OFFSETS}:"
 class Offsets:
     """The offsets of one table by writer. The table's log and each region of its current spec have offsets.
 
-    For regions of all specs, `further` contains the offsets that are higher than the offsets in the log.
+    `further` contains, for each region of any spec, the offsets that are higher than the offsets in the table's log.
     """
 
     log: Mapping[str, int]
@@ -439,15 +438,15 @@ def txns(stretches: Iterable[ChunkRange], now_ms: int) -> list[Txn]:
 
 
 def starts(stretches: Iterable[ChunkRange], planned: Snapshot) -> list[TxnProgress]:
-    """Return the requirements that no writer's offset has changed since the snapshot of the plan."""
+    """Return requirements that fail if a writer's offset has changed since the snapshot of the plan."""
     apps = [_APP + each.writer for each in stretches]
     return [TxnProgress(app, planned.txns.get(app, 0)) for app in apps]
 
 
-# This section finds the chunks that a table lacks (docs/architecture/ingestion.md, "Raw log"). An offset is the
-# number of a writer's last distributed chunk. All chunks up to the offset were distributed or given up. The numbers of
-# a writer continue across its segments. So a second distribution from the same offsets takes the same chunks and
-# possibly newer chunks.
+# This section finds the chunks that a table lacks (docs/architecture/ingestion.md, "Raw log"). A table's offset for a
+# writer is the number of the writer's last distributed chunk. All chunks up to the offset were distributed or given up.
+# The chunk numbers of a writer continue from one segment to the next. So a second distribution from the same offsets
+# takes the same chunks and possibly newer chunks.
 
 
 ROUND_BYTES = 256 * 2**20
@@ -455,7 +454,8 @@ WORK_BYTES = 32 * 2**20
 LEAST_WORK_BYTES = 4 * 2**20
 """Minimum size of a work in bytes.
 
-The cost of a smaller task is higher than its benefit. Tables would also get many small splits and parts.
+For a work item below this size, the cost of a task is higher than its benefit. Tables would also get many small splits
+and parts.
 """
 
 
@@ -463,9 +463,9 @@ The cost of a smaller task is higher than its benefit. Tables would also get man
 class DistributionPlan:
     """Chunks to distribute, in the order of the history, and the offsets to commit with them.
 
-    `cached_footer` lists missing chunks that block later chunks. Later chunks of the same writers must wait. `given_up`
-    are missing chunks that the plan gives up. Records of these chunks are never distributed, even if a copy appears
-    later.
+    `held` lists missing chunks that block later chunks. If a chunk of a writer is in `held`, later chunks of this
+    writer wait until the chunk appears or is given up. `given_up` are missing chunks that the plan gives up. Records of
+    these chunks are never distributed, even if a copy appears later.
     """
 
     chunks: tuple[RawChunkRef, ...]
@@ -476,11 +476,11 @@ class DistributionPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Terms of distribution. Sizes are stored bytes of chunks.
+    """Terms of distribution. All sizes are sizes of stored chunks in bytes.
 
     - `slots`: the number of concurrent work items. A round has `slots` work items or a multiple of this number, and all
-      work items have about the same size. Therefore no slot is idle while a small last work item runs. A work item has
-      at most `work_bytes` and at least `LEAST_WORK_BYTES`.
+      work items have about the same size. Therefore all slots finish at about the same time, and no slot stays idle. A
+      work item has at most `work_bytes` and at least `LEAST_WORK_BYTES`.
     - `give_up_to`: a chunk number for each writer. Missing chunks up to this number are given up.
     - `damaged`: the writer and number of each chunk without a valid copy. These chunks count as missing.
     """
@@ -498,7 +498,7 @@ def left(history: History, after: Mapping[str, int], terms: Terms, *, now_ms: in
 
     The plan omits a writer's chunks after a missing chunk. The reason is that an older record must not follow a newer
     record. Missing chunks up to `give_up_to` are given up. Collected chunks were distributed to every table that
-    existed when they were collected. A newer table starts after the collected chunks.
+    existed when they were collected. A table that is created after the collection starts after the collected chunks.
 
     Raises `Unavailable` if chunks would be given up while a store does not answer. This store may have the chunks.
     Remove a permanently lost store from the list of stores.
@@ -591,8 +591,8 @@ def collected_before(history: History, offsets: ByTable) -> dict[str, int]:
 def everywhere(history: History, offsets: ByTable) -> dict[str, int]:
     """Return, for each writer, the number of the last chunk up to which every table has all chunks.
 
-    The number is 0 if the raw log has no table. If a table was added after the collection of chunks, it starts after
-    these chunks.
+    The number is 0 if the raw log has no table. If a table was added after the collector deleted chunks, these chunks
+    count as distributed to the table.
     """
     return {
         writer: min((max(own.get(writer, 0), history.collected_up_to(writer)) for own in offsets.values()), default=0)

@@ -9,8 +9,7 @@ files that are already in the table. Events can be lost, so a full listing finds
 |---|---|
 | for a file in the landing location | deleted after the commit |
 | for a file that no longer exists, or that is already in the table | counted, and deleted |
-| a test event, a removal event, or an event for another object | counted, and deleted. The queue has the events of one
-table only |
+| a test event, a removal event, or an event for another object | counted, and deleted. A queue serves one table |
 | not understood | counted, and left in the queue |
 
 S3 can send its events directly to the queue, through SNS, or through EventBridge. Each of these three ways has its own
@@ -91,7 +90,7 @@ class CreatedObject:
 def created_objects(body: str) -> tuple[CreatedObject, ...] | None:
     """Return the objects that a message announces, or None if the message is not understood.
 
-    Test events and events that are not about a new object announce no object.
+    For test events, and for events that do not report a new object, the result is empty.
     """
     try:
         return _created(json.loads(body), depth=2)

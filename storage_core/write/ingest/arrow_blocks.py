@@ -26,7 +26,7 @@ from storage_core.write.ingest.parquet_files import check_columns, checked_rows,
 
 LARGEST_BATCH = 512 * 2**20
 BATCH_RATIO = 20
-"""The greatest factor by which a batch may expand to more than `LARGEST_BATCH` bytes."""
+"""A batch of more than `LARGEST_BATCH` bytes may expand to at most this number times its stored size."""
 
 _MAGIC, _MAGIC_BYTES = b"ARROW1", 8
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"

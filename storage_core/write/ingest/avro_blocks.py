@@ -4,7 +4,8 @@
 time types would lose nanoseconds, and they do not support all years. `fastavro` returns text as undecoded bytes. So
 text that is not UTF-8 rejects only its row, and not the whole file.
 
-Avro types that a table does not have follow the rules of Parquet. The columns must convert exactly.
+Avro types that a table does not have follow the rules of Parquet. Each column must be convertible to the type of the
+table's column without loss.
 """
 
 from __future__ import annotations

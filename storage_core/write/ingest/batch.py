@@ -217,7 +217,7 @@ def _blocks(
 
 
 def as_records(block: Parsed, changes: ChangeFormat) -> Parsed:
-    """Return the block with records instead of rows."""
+    """Return the block after its rows are converted to records with an operation."""
     return replace(block, rows=changes.records_of(block.rows, block.given), given=None)
 
 
@@ -264,7 +264,8 @@ def text_blocks(
             assert_never(spec.format)
 
 
-# Work and result of a batch ingest. Between the driver and the tasks, work and results are JSON.
+# Work items and results for the ingest of a batch of files. Between the driver and the tasks, work and results are
+# JSON.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,10 +278,10 @@ class IngestWork:
     - `ingested_size`: set if the file was ingested with another size. The file is then rejected without reading.
     - `rejected_size`: the size with which the file was rejected before. None if the file was never rejected.
     - `contents`: the hashes of the contents from which earlier runs read rows of the file. Unless `seen` is set, the
-      task reads the file and checks whether it still has one of these contents.
+      task reads the file and checks whether the hash of its content is in `contents`.
     - `whole`: all rows of the file are already in the table. The content of the file may still have to be recorded.
-    - `pruned`: the hashes of contents that were completely in the table when a file of this path disappeared. This list
-      is used only if no newer content is recorded for the file.
+    - `pruned`: the hashes of earlier contents of this path that were completely in the table when the file disappeared.
+      This list is used only if no newer content is recorded for the file.
     - `settled`: the fields that could not become columns, each with the reason. The schema is then final, because the
       columns for new fields and wider values were already decided. None if the schema is not final.
     """
@@ -339,8 +340,8 @@ class IngestResult:
     - `quarantine_keys`: the quarantine objects of this file only. Objects with entries of several files are in
       `BatchResult`.
     - `late`: the late rows in the windows of this item. Quarantined or dropped late rows are counted only in `rows_in`.
-    - `drift`: the new fields. If the file needs new or wider columns, the result contains only the drift. The file is
-      then executed again with these columns and `settled`.
+    - `drift`: the new fields. If the file needs new or wider columns, the result contains only `drift`. The driver then
+      changes the columns, and the file is ingested again with `settled`.
     - `parts`: for a keyed table, the parts that have records of this file only.
     - `content`: the hash of the content, if the file was read to its end.
     - `skipped`: the records that have no effect (`Parsed.skipped`).
@@ -408,7 +409,7 @@ _PLAIN_FIELDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchResult:
-    """Output of a batch of work items: one result per file, and the splits or parts with rows of several files.
+    """The output of a batch: one result per file, and the splits or parts that combine rows of several files.
 
     All actions of a batch must be in the same commit. `shared_keys` contains the keys of the quarantine objects with
     lines or rows of several files.
@@ -535,7 +536,8 @@ def may_have_new_rows(work: IngestWork) -> bool:
 BATCH_BYTES = (128 * 2**20, 512 * 2**20)
 """The minimum and maximum landed bytes of a batch.
 
-If the input is smaller, the batch is smaller. A larger file is a batch of its own.
+A batch is smaller than the minimum if the whole input is smaller than the minimum. A file above the maximum is a batch
+of its own.
 """
 
 MOST_COLLECTED_BYTES = 256 * 2**20
@@ -562,7 +564,7 @@ This is also the maximum size of the text of each file.
 MOST_PENDING_BYTES = 64 * 2**20
 """The maximum bytes of rows that wait in memory until the whole file is read.
 
-Above this size, the rows become splits of this file.
+If the waiting rows of a file exceed this size, the rows are written as splits of only this file.
 """
 
 
@@ -578,7 +580,7 @@ def batches(works: Sequence[IngestWork], tasks: int) -> list[list[IngestWork]]:
     for work in works:
         if not found or work.landed.size > room:
             found.append([])
-            room = min(max(room, 0) + size, most)  # add unused bytes of the previous batch to avoid a small last batch
+            room = min(max(room, 0) + size, most)  # the next batch gets unused bytes, so the last batch is not small
         found[-1].append(work)
         room -= work.landed.size
     return found
@@ -649,7 +651,7 @@ Ahead = tuple[Sequence[Parsed], ContentHash]
 def consecutive(works: Sequence[IngestWork], *, most_files: int, most_bytes: int) -> list[list[IngestWork]]:
     """Divide the work into groups of consecutive files, limited in number and total size.
 
-    A larger file is a group of its own.
+    A file with more than `most_bytes` is a group of its own.
     """
     found: list[list[IngestWork]] = []
     room = 0
@@ -680,8 +682,8 @@ def _executed_group(
 def _read_together(context: SplitContext, works: Sequence[IngestWork]) -> dict[str, Ahead]:
     """Read new and small files of JSON lines. Lines that need exact conversion are converted together.
 
-    The result lacks the files that must be read alone. These files are read again, so an error message contains the
-    correct file.
+    The result omits the files that must be read separately. These files are read again, so an error message contains
+    the correct file.
     """
     import duckdb
 
@@ -790,7 +792,7 @@ def _read(run: _Run, work: IngestWork, ahead: Ahead | None, *, block_bytes: int)
 
 
 class CollectedRows:
-    """The collected rows of a batch, by window. The class also contains the splits that were written from these rows.
+    """The collected rows of a batch, by window. The object also contains the splits that were written from its rows.
 
     `quarantine` collects the rejected lines and late rows of the files. If the rows take more memory than
     `MOST_COLLECTED_BYTES`, the windows with the most rows are written. So a window with few rows from many files is
@@ -885,7 +887,7 @@ class _Run:
             self._written += self.collected.write(pa.concat_tables(self.pending), file_app(self._work.landed.path))
             self.pending.clear()
             self._pending_bytes = 0
-        if self._work.contents:  # the lines were quarantined before the commit that recorded the content
+        if self._work.contents:  # an earlier run quarantined the lines, before its commit recorded the file content
             self._rejected_before += len(rejected)
         elif rejected:
             self._rejected = tally(self._rejected, Counter(line.reason for line in rejected))
@@ -1026,7 +1028,7 @@ def _reject_file(
     collected: CollectedRows | CollectedRecords, work: IngestWork, reason: str, *, lines: int = 0
 ) -> IngestResult:
     landed = work.landed
-    # A recorded size never decreases. So after a rejection at a larger size, every run checks this file again.
+    # A recorded size never decreases. So if a file was rejected at a larger size, every run checks the file again.
     is_new = work.rejected_size is None or work.rejected_size < landed.size
     result = _rejected(collected, landed, reason, (rejected_app(landed.path),) if is_new else ())
     lines = max(1, lines)
@@ -1048,8 +1050,8 @@ def _rejected(
 ) -> IngestResult:
     """Reject a whole file.
 
-    If the rejection is not recorded, every run rejects the file again. So the rejection gets its own quarantine object,
-    and every run writes the same object.
+    If the rejection is not recorded, every run rejects the file again. So each rejected file has its own quarantine
+    object, and every run writes the object with the same key and content.
     """
     _logger.info("rejected %s: %s", landed.path, reason)
     whole = [RejectedLine(landed.path, None, reason, "")]

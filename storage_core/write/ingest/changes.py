@@ -35,7 +35,7 @@ from storage_core.write.ingest.drift import QUARANTINE
 from storage_core.write.ingest.landing import LandingSpec
 
 ENVELOPE_OP: Final = OPERATION
-"""The field with the operation in records that are made from envelopes."""
+"""The name of the operation field in records that are converted from envelopes."""
 
 OF_ENVELOPE: Final = ("ts_ms", "ts_us", "ts_ns")
 """The fields of an envelope that can order its records. A path with a dot is also a path in the envelope."""
@@ -170,14 +170,14 @@ class ChangeFormat:
 
 
 def order_column(spec: LandingSpec) -> str | None:
-    """Return the column that orders the records of a key: the last name of a path in an envelope, or `order_by`."""
+    """Return the column that orders the records of a key. If `order_by` is a path, return its last name."""
     if spec.order_by is None or order_path(spec) is None:
         return spec.order_by
     return spec.order_by.rpartition(".")[2]
 
 
 def order_path(spec: LandingSpec) -> tuple[str, ...] | None:
-    """Return the path of the order in the envelope, or None if the order is a column of the landed row."""
+    """Return the envelope path in `order_by`, or None if `order_by` is a column of the landed row."""
     if spec.envelope is None or spec.order_by is None:
         return None
     path = tuple(spec.order_by.split("."))

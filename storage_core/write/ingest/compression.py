@@ -7,7 +7,7 @@ return the rest of the text.
 | Codec | Decompressed by |
 |---|---|
 | gzip | `gzip` of the standard library |
-| Zstandard, bzip2, xz | the decoders of the standard library (Zstandard: its backport) |
+| Zstandard, bzip2, xz | the decoders of the standard library (for Zstandard, a backport of the decoder) |
 | LZ4 (frames) | Arrow |
 | Snappy (frames) | `cramjam`, which decodes one chunk at a time |
 """
@@ -34,7 +34,8 @@ else:
 MOST_WINDOW_BYTES = 2**27
 """The maximum window of Zstandard in bytes.
 
-The decoder keeps the window in memory. Compression levels up to 22 and the option `--long` do not need a larger window.
+The decoder keeps the window in memory. Files with a compression level up to 22, or with the option `--long`, do not
+exceed this window.
 """
 
 _MOST_XZ_BYTES = 2**28
@@ -43,7 +44,7 @@ _BUFFER_BYTES = 2**20
 
 
 class Codec(StrEnum):
-    """A compression codec of text files. The value is the name of the codec in messages."""
+    """A compression codec of text files. Messages show the value as the name of the codec."""
 
     GZIP = "gzip"
     ZSTANDARD = "Zstandard"
@@ -89,7 +90,7 @@ def open_decompressed(file: BinaryIO, codec: Codec) -> io.BufferedReader:
 
 
 class _Text(io.RawIOBase):
-    """The text of a compressed file. `_next(max_bytes)` returns one to `max_bytes` bytes, or no bytes at the end."""
+    """The text of a compressed file. `_next(most)` returns one to `most` bytes, or no bytes at the end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +151,7 @@ class _Decoder(Protocol):
 
 
 class _Streams(_Text):
-    """The text of the streams of bzip2, xz or Zstandard, one after the other."""
+    """The decompressed text of a file that consists of one or more streams of bzip2, xz or Zstandard."""
 
     def __init__(self, file: BinaryIO, codec: Codec) -> None:
         super().__init__()

@@ -69,7 +69,7 @@ OTHERS = "other reasons"
 
 
 def tally(*counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the sum of the counts by reason, limited as in `most_frequent`.
+    """Return the sum of several counts by reason. `most_frequent` limits the number of reasons.
 
     The quarantine contains each reason in full.
     """
@@ -189,7 +189,7 @@ def _is_text(value: bytes | None) -> bool:
 
 
 CONVERSION = QueryLimits(seconds=LONGEST_QUERY_SECONDS, memory_bytes=2**31)
-"""The limits for the conversion of one piece of a file. The memory is the memory that DuckDB counts.
+"""The limits for the conversion of one piece of a file. `memory_bytes` limits the memory that DuckDB itself counts.
 
 A line of 60 MB needs more than half of this memory.
 """
@@ -466,7 +466,7 @@ def _typed(value: str, field: pa.Field, target: RowFormat) -> str:
 
 
 def _form(field: pa.Field) -> str | None:
-    """Return the pattern of texts that a type accepts, or None if the cast itself is exact."""
+    """Return the pattern of valid texts of a type, or None if the cast accepts only valid texts."""
     types, type_ = pa.types, field.type
     if types.is_integer(type_):
         return _INTEGER_FORM
@@ -568,8 +568,8 @@ class Parsed:
     - `numbers`: the line number of each row, as in `RejectedLine`.
     - `unreadable`: no row of the file may be used.
     - `header`: the header of a CSV file.
-    - `drift`: the new fields and wider values. The rows with these fields and values are in `rows` only if the rule
-      neither adds nor widens columns.
+    - `drift`: the new fields and wider values. `rows` contains the rows with new fields or wider values only if the
+      drift rule neither adds nor widens columns.
     - `given`: the names of the fields that each patch sets, if the format stores field names in each record.
     - `skipped`: the number of records that have no effect, such as the tombstones of a Kafka topic.
     """
@@ -631,7 +631,7 @@ def convert_or_reject(records: Records, target: RowFormat) -> Parsed:
 
 
 def _drift_of(records: Records, fits: Mask, target: RowFormat) -> Drift:
-    """Return the schema drift of the records that fit the table now or with wider columns."""
+    """Return the schema drift of the records that fit the table as it is or after columns become wider."""
     rule, new = target.drift, records.new
     widened: dict[str, pa.DataType] = {}
     if rule.widens and not fits.all():
@@ -673,7 +673,7 @@ def not_text(file: str, lines: Iterable[tuple[int, bytes]]) -> list[RejectedLine
 
 
 # The rejected lines of one source are stored with their reasons as one object in the table's quarantine. Rejected lines
-# of landed files share objects instead (`storage_core.write.late_rows.SharedEntries`).
+# of several landed files share quarantine objects (`storage_core.write.late_rows.SharedEntries`).
 
 
 def write_quarantine(store: ObjectStore, source: str, size: int, rejected: Sequence[RejectedLine]) -> QuarantineResult:

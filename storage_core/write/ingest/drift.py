@@ -4,11 +4,12 @@ The declaration of the table determines how ingest handles a drift. `on_new_fiel
 not have. `on_type_conflict` applies to values that do not fit the type of their column. A field whose value is null is
 not a new field.
 
-A task cannot know the fields that other tasks find. So a task that may add or widen columns does not write the rows of
-a file with new fields or wider values. The task returns the `Drift` of the file: its new fields with their types, and
-the columns that must be wider. The driver merges the drift of all tasks and changes the schema once. Then the driver
-ingests these files again with the new schema. In this second pass, the schema is final (`is_settled`). A field that is
-still not a column now rejects its line. Other files are read once.
+A task cannot know the fields that other tasks find. If a file has new fields or wider values, a task that may add or
+widen columns does not write the rows of the file. The task returns the `Drift` of the file: its new fields with their
+types, and the columns that must be wider. The driver merges the drift of all tasks and changes the schema once. Then
+the driver ingests these files again with the new schema. In this second pass, the schema is final (`is_settled`). In
+the second pass, a line is rejected if it contains a field that is still not a column. Files without new fields or wider
+values are read only once.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _INTO: Final = "column:"
 _CHOICES: Final = ("quarantine", "ignore", "add", "column:NAME")
 _LONGEST_NAME: Final = 100
 _MOST_FOUND: Final = 1_000
-"""The maximum number of new fields in a result. A run adds fewer columns than this number."""
+"""The maximum number of new fields in a result. A run adds fewer columns than this maximum."""
 
 Mask = npt.NDArray[np.bool_]
 
@@ -59,7 +60,7 @@ Mask = npt.NDArray[np.bool_]
 class DriftRule:
     """The effect of new fields and of values that need a wider column.
 
-    - `column`: the column that gets the new fields of a row as a JSON object, for the rule `column`.
+    - `column`: for the rule `column`, the table column that stores the new fields of a row as a JSON object.
     - `widens`: whether columns become wider.
     - `is_settled`: whether the schema is final, so that no file adds or widens columns any more.
     - `refused`: the new fields that could not become columns of the table, each with the reason.
@@ -111,7 +112,7 @@ class DriftRule:
         return schema if place < 0 else schema.remove(place)
 
     def fault(self, name: str, schema: pa.Schema) -> str | None:
-        """Return the reason why a new field rejects its row, or None if it does not."""
+        """Return the reason why a row with this new field is rejected, or None if the row is accepted."""
         shown = f"the field {fitted(name, _LONGEST_NAME)}"
         if self.new_field == "quarantine":
             return f"{shown} is not a column of the table"
@@ -131,12 +132,12 @@ class DriftRule:
 
 
 QUARANTINE: Final = DriftRule()
-"""Every new field rejects its row."""
+"""The default rule: every row with a new field is rejected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """The new fields and wider values of a file, a block or a run.
+    """The new fields, and the columns that need a wider type, of a file, a block or a run.
 
     - `counts`: the number of values that were left out or stored in the column for new fields, by field. If there are
       too many fields, the values of the remaining fields are counted as `other fields`.
@@ -150,7 +151,7 @@ class Drift:
 
     @property
     def changes_columns(self) -> bool:
-        """Whether the table needs other columns for these rows."""
+        """Whether the table needs new or wider columns for the rows."""
         return bool(self.fields or self.widened)
 
     def __or__(self, other: Drift) -> Drift:
@@ -176,7 +177,7 @@ class Drift:
 
     @staticmethod
     def from_json(text: str) -> Drift:
-        """Return the drift that `to_json` wrote."""
+        """Return the `Drift` from the text that `to_json` returned."""
         body = json.loads(text)
         fields = {name: (count, _type_of(type_)) for name, (count, type_) in body["fields"].items()}
         return Drift(body["counts"], fields, {name: _type_of(type_) for name, type_ in body["widened"].items()})
@@ -232,8 +233,9 @@ def _type_of(text: str) -> pa.DataType:
     return from_schema_string(text).field(0).type
 
 
-# Types of new fields. A whole number that a double holds exactly has the type `int32` until the column is added. So the
-# type can become double if other numbers have a fraction. When the column is added, `int32` becomes `long`.
+# Types of new fields. If a new field has only whole numbers that a double stores exactly, the field's type is `int32`
+# until the column is added. The type `int32` can become double if other numbers of the field have a fraction. When the
+# column is added, `int32` becomes `long`.
 
 
 _EXACT_DIGITS: Final = 15
@@ -324,7 +326,7 @@ class NewFields(Protocol):
         ...
 
     def faults(self, rule: DriftRule, schema: pa.Schema) -> pa.StringArray:
-        """Return for each row the reason why its new fields reject the row, or null."""
+        """Return for each row the reason why a new field causes the rejection of the row, or null."""
         ...
 
 
@@ -446,7 +448,7 @@ def unheld(column: pa.Field) -> str | None:
 def json_texts(values: pa.ChunkedArray) -> pa.StringArray:
     """Return each value as JSON text. Text and times have no quotes, so they are the same as values from a JSON file.
 
-    A row of the quarantine contains the same texts, so a retry adds equal values.
+    The quarantine stores the same texts for a rejected row, so a retry adds the same values as the ingest of the file.
     """
     texts = (json.dumps(each, default=str, ensure_ascii=False) for each in values.to_pylist())
     return pa.array([None if text == "null" else _plain(text) for text in texts], pa.string())
@@ -545,7 +547,7 @@ def with_types(schema: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema
 
 
 def split_columns(table: pa.Table, names: Sequence[str]) -> tuple[pa.Table, pa.Table]:
-    """Return the columns with these names, and the other columns."""
+    """Return one table with the columns in `names`, and one table with all other columns."""
     known = {*names}
     others = [each for each in table.column_names if each not in known]
     return table.drop_columns(others) if others else table, table.select(others)

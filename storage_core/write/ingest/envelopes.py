@@ -10,9 +10,9 @@ other lines of JSON. A rejected record keeps the text of its envelope.
 
 PostgreSQL does not send a large value that did not change, and Debezium writes a placeholder in its place. For a list
 or a map, Debezium writes a list or a map whose only value is the placeholder. An envelope with placeholders becomes a
-patch without the fields that have a placeholder. An envelope is rejected if a field has the placeholder between other
-values. A longer text that contains the placeholder is an ordinary value. A record that is null is a tombstone, and has
-no effect.
+patch without the fields that have a placeholder. An envelope is rejected if a list or map in a field contains the
+placeholder together with other values. A longer text that contains the placeholder is an ordinary value. A record that
+is null is a tombstone, and has no effect.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _flat_lines(objects: pa.StringArray, order: Sequence[str] | None) -> tuple[l
 
 
 def _is_unsent(value: object) -> bool:
-    """Return whether the value is the placeholder, or a list or object whose only value is the placeholder."""
+    """Return whether the value is the placeholder, or a list or object that contains only the placeholder."""
     while isinstance(value, (list, dict)) and len(value) == 1:
         (value,) = value.values() if isinstance(value, dict) else value
     return value == UNAVAILABLE

@@ -22,7 +22,7 @@ from storage_core.base.errors import damaged_file_error
 from storage_core.write.ingest.convert import LONGEST_LINE_BYTES, LineBlock, valid_text
 
 MOST_BRACKETS = 1_000_000
-"""The maximum number of commas and opening brackets in a record. A line of NDJSON has the same limit."""
+"""The maximum number of commas and opening brackets in a record. The maximum also applies to a line of NDJSON."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SPACE = " \t\r\n"

@@ -1,14 +1,14 @@
-"""Fast reading of NDJSON lines with Arrow. A line is read here only if the exact path certainly produces the same row.
+"""Fast reading of NDJSON lines with Arrow. Arrow reads a line only if DuckDB would certainly produce the same row.
 
 The exact path (`text_files`) checks every line with a sequence of DuckDB functions. Most landed lines do not need these
 functions. A plain line has one object, known names, and values of the columns' types. `read_plain` parses plain lines
-in one pass and marks the other lines. The caller converts only the marked lines on the exact path with DuckDB, so
-DuckDB produces every rejection reason.
+in one pass and marks the other lines. The caller converts only the marked lines with DuckDB (the exact path). So DuckDB
+produces every rejection reason.
 
-Arrow accepts some input that the exact path refuses. So `read_plain` also marks two more kinds of lines. A line of the
-first kind does not begin with `{`, or does not end with `}`. A line of the second kind has a number that is not finite.
-A line that begins with `{` and ends with `}` cannot be only a part of an object. So if there are as many objects as
-lines, each line is one object.
+Arrow accepts some input that the exact path refuses. So `read_plain` also marks two kinds of lines that Arrow accepts.
+A line of the first kind does not begin with `{`, or does not end with `}`. A line of the other kind contains a number
+that is not finite. A line that begins with `{` and ends with `}` cannot be only a part of an object. So if there are as
+many objects as lines, each line is one object.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ Places = npt.NDArray[np.int64]
 
 _ROW: Final = re.compile(r" in row ([0-9]+)$")
 _GROUP: Final = 256
-"""The number of lines that are parsed together after an error without a row number."""
+"""After an error without a row number, lines are parsed again in groups of this size."""
 
 _FEWEST: Final = 16
-"""The maximum number of lines that are not divided further after an error without a row number."""
+"""After an error without a row number, a group of at most this many lines is not divided into smaller groups."""
 
 _MOST_FAILURES: Final = 1 / 64
 """The limit for the number of failed parses divided by the number of lines that were parsed.
 
-Above this limit, the remaining lines take the exact path.
+Above this limit, DuckDB converts the remaining lines (the exact path).
 
 A failed parse takes about as long as the exact parsing of 64 lines.
 """
@@ -64,7 +64,7 @@ def read_plain(lines: pa.StringArray, target: RowFormat) -> PlainLines | None:
     """Return the rows of the plain lines, or None if no line can be read here.
 
     The function reads no line if Arrow and DuckDB convert the JSON of some column differently. The function also reads
-    no line if a word for null is a JSON value, such as `-1`.
+    no line if the declared text for null is a JSON value, such as `-1`.
     """
     types = _types_of(target)
     if types is None or not len(lines):
@@ -125,7 +125,7 @@ def _type_of(column: pa.Field, target: RowFormat) -> pa.DataType | None:
 def _join_lines(lines: pa.StringArray) -> tuple[Bytes, Places]:
     """Return the lines, joined by line feeds, and the start of each line.
 
-    The last start is the position after the last line.
+    The array of starts ends with the position after the last line.
     """
     _, offsets, _ = lines.buffers()
     ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1].astype(np.int64)
@@ -178,7 +178,7 @@ class _Reader:
 
 
 def _divide(first: int, last: int, row: re.Match[str] | None) -> list[tuple[int, int]]:
-    """Return the parts of a failed group that are parsed again. Lines outside these parts remain marked."""
+    """Return the parts of a failed group that are parsed again. The group's other lines remain marked for DuckDB."""
     if row is not None and first + int(row[1]) < last:
         failed = first + int(row[1])
         return [(first, failed), (failed + 1, last)]
@@ -203,7 +203,7 @@ def _converted(reader: _Reader, target: RowFormat) -> tuple[pa.Table, Mask]:
         columns.append(values)
         undecided |= wrong
     rows = pa.table(columns, names=filled.names)
-    if target.changes is not None:  # on the exact path, DuckDB returns the text of a rejected record
+    if target.changes is not None:  # the exact path with DuckDB returns the text of each record that is rejected
         undecided |= np.asarray(target.changes.faults(rows).is_valid())
     if undecided.any():
         rows = rows.filter(pa.array(~undecided))
@@ -231,7 +231,7 @@ def _cast_column(values: pa.ChunkedArray, column: pa.Field, target: RowFormat) -
 def _vectors(lists: pa.ListArray, column: pa.Field, *, is_nonzero: bool) -> tuple[pa.Array, Mask]:
     """Return embeddings with a fixed size, and a mask of invalid lists.
 
-    A list is invalid if it has another size or refused values.
+    A list is invalid if its length is not the size of the embedding, or if one of its values is not allowed.
     """
     size = column.type.list_size
     is_null = np.asarray(lists.is_null())

@@ -1,13 +1,14 @@
 """Write landed records of a keyed table, first as parts per region, then as generations.
 
-Tasks read files and write one *part* per region. A part is a file with the records of the region, in the order of the
-read files. A run then claims each region, and a task writes the parts of the region as its next generation. One PUT of
-the region's manifest records the generation and the files in this generation. So a run may end between two regions. The
-next run reads the files again, and each region takes only the files that it does not have.
+Tasks read files and write one *part* per region. A part is a file with the records of one region. The records are in
+the order in which the task read the landed files. A run then claims each region, and a task writes the parts of the
+region as its next generation. One PUT of the region's manifest records the generation and the files in this generation.
+A run that ends early may leave some regions with the files and other regions without the files. The next run reads the
+files again, and each region takes only the files that it does not have.
 
 The manifest of a region stores one offset per landed file, as it does for each writer of a raw log
-(`write.region.router`). The name of an offset is the transaction of the file, `landed:<path>`. The number that an
-offset stores is a hash. The hash covers the file content and the way in which the file was read. When the log of the
+(`write.region.router`). The name of an offset is the appId of the file's transaction, `landed:<path>`. The number that
+an offset stores is a hash. The hash covers the file content and the way in which the file was read. When the log of the
 table contains the transaction, every region has the file, and the offset is removed.
 
 With `order`, a record that is older than its row in the table has no effect (`write.region.record_order`).
@@ -82,7 +83,7 @@ class LandedPart:
 
 
 class CollectedRecords:
-    """The collected records of a batch, by region, and the parts that were written from collected records.
+    """The records of a batch in memory, by region, and the parts that are already in storage.
 
     This class has the same interface as `batch.CollectedRows`. `quarantine` collects the rejected lines and late rows
     of the files.
@@ -137,8 +138,8 @@ class FillLanded:
     """Slices of parts that become the next generation of a claimed region. Travels as JSON.
 
     `slices` contains for each slice the number of its part, its first row and its number of rows. The slices are in the
-    order of the files. `earlier` maps the number of a slice to regions of earlier region specs. These regions already
-    have the file of the slice.
+    order of the files. `earlier` maps the number of a slice to regions of earlier region specs. A slice listed in
+    `earlier` contains rows of a landed file that these regions have already received.
     """
 
     parts: tuple[FillPart, ...]
@@ -182,7 +183,8 @@ def fill_landed(place: TaskEnvironment, item: Item) -> Answer:
 def fill(store: ObjectStore, work: FillLanded, *, clock: Clock, ids: Ids) -> tuple[str | None, int, int]:
     """Write the generation.
 
-    Return the directory of the generation, its number of records, and the number of older records.
+    Return the directory of the generation, the number of written records, and the number of records older than their
+    rows.
 
     The directory is None if every record is older than its row in the table.
 
@@ -218,7 +220,7 @@ def _without_regions(records: pa.Table, context: SplitContext, regions: Sequence
 
 @dataclass(slots=True)
 class _Chunk:
-    """Slices of the rows of one region, with the names of the files' offsets.
+    """Slices of the rows of one region, and the names of the offsets of the landed files.
 
     `ends` contains the offsets of the files that end in these slices.
     """

@@ -88,7 +88,7 @@ def number_faults(value: str, unit: TimeUnit, *, truncates: bool) -> Iterator[tu
 
 
 def cut_sql(value: str) -> str:
-    """Return SQL that cuts the text of a time to at most 6 digits after the second. Other text is unchanged."""
+    """Return SQL that cuts the text of a time to at most 6 digits after the second. Text of other form is unchanged."""
     return f"regexp_replace({value}, '^{_FINE_FORM}$', '\\1\\2')"
 
 
@@ -147,7 +147,7 @@ def _fraction(value: str, digits: int) -> str:
 
 
 def timed_schema(found: pa.Schema, schema: pa.Schema, times: LandedTimes) -> pa.Schema:
-    """Return the columns of a file, with time types for numbers that are times and for truncated nanoseconds."""
+    """Return the columns of a file. Numbers that are times, and nanoseconds that are truncated, get time types."""
     return pa.schema([each.with_type(_timed_type(each, schema, times)) for each in found])
 
 

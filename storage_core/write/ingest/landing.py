@@ -117,7 +117,7 @@ MOST_RATIO = 200
 class Expansion:
     """Counter of the bytes to which a file of `size` bytes expands.
 
-    The limit is the larger value of 1 GiB and 200 times the size.
+    The limit is 1 GiB or 200 times `size`, whichever is larger.
     """
 
     def __init__(self, size: int) -> None:
@@ -208,7 +208,7 @@ class _Watched(io.RawIOBase):
         return len(data)
 
 
-# The content of a landed file as one number. This number is the xxh3-64 of the bytes, and it is computed while the rows
+# A checksum of the content of a landed file. This number is the xxh3-64 of the bytes, and it is computed while the rows
 # are read. The number detects a file that was replaced by another file of the same name and size (decision 0008).
 
 
@@ -339,8 +339,8 @@ class LandingSpec:
     - `suffix`: only files with this suffix are read, such as `.log.gz`. Text formats may be compressed (`compression`).
     - `times`: the columns of timestamps with numbers that count from 1970, each with the unit of its numbers.
     - `nanoseconds`: whether a time with digits below the microsecond is rejected or truncated.
-    - `year`: the rule for the year of a `time_format` without one. `from_arrival` selects the year in which the time is
-      nearest to the landing time of the file.
+    - `year`: the rule that selects the year if `time_format` contains no year. `from_arrival` selects the year in which
+      the time is nearest to the landing time of the file.
     - `encoding`: the encoding of text, such as `latin-1` or `utf-16`. Without `encoding`, text is UTF-8.
     - `delimiter`, `quote`, `escape`: the characters of CSV, one ASCII character each. Without these settings, commas
       divide the fields, `"` quotes fields, and there is no escape character. With an empty `quote`, no field is quoted.
@@ -528,7 +528,7 @@ class LandingSpec:
 
     @property
     def is_delta(self) -> bool:
-        """Whether the location is a Delta table. No separate files land in a Delta table."""
+        """Whether the location is a Delta table. Files do not land separately in a location that is a Delta table."""
         return self.format == "delta"
 
     def to_json(self) -> str:
@@ -568,7 +568,7 @@ class LandedFile:
 
 
 LIST_EVERY_MS: Final = 3_600_000
-"""The default time between two listings of a landing location with a queue."""
+"""The default time between two listings of a landing location that has a queue."""
 
 _LEAST_LIST_EVERY_MS: Final = 60_000
 
@@ -881,8 +881,8 @@ _DIRECTIVE = re.compile("%(-?.|$)", re.DOTALL)
 _KNOWN = frozenset("aAbBcdfgGhHIjmMpSuUVwWxXyYzZ%") | frozenset("-" + each for each in "dHIjmMSy")
 _YEAR, _MONTH, _WEEKDAY = {"Y", "y", "x", "c"}, {"m", "b", "B", "h"}, {"a", "A", "u", "w"}
 _DAYS = (({"d"}, _MONTH), ({"j"},), ({"x", "c"},), ({"U", "W"}, _WEEKDAY))
-"""The directives that determine a day. An entry is a tuple of sets. For at least one entry, a valid format contains a
-directive from every set.
+"""The directives that determine a day. Each tuple contains sets of directives. A valid format contains, for at least
+one tuple, one directive from each set in this tuple.
 """
 _PROBES: Final = tuple(
     datetime.fromisoformat(f"{day}T13:45:06.789012")

@@ -30,7 +30,7 @@ _WRONG = object()
 _UNREAD = "a nested value is not valid JSON, or the value nests too deeply"
 
 Faults = dict[int, tuple[str, str]]
-"""A map from the position of each faulty value on one level to the path below the level and the reason."""
+"""A map from the position of each faulty value to the path of the fault in the value and the reason."""
 
 
 def is_nested_json(type_: pa.DataType) -> bool:
@@ -189,5 +189,6 @@ def _without_exponent(text: str | None) -> str | None:
         number = Decimal(text)
     except InvalidOperation:
         return text
-    # No decimal column has more digits. Written out, a short text with a large exponent would become very long.
+    # No decimal column has more digits than `_MOST_ZEROS` allows. Written out, a short text with a large exponent would
+    # become very long.
     return f"{number:f}" if number.is_finite() and abs(number.adjusted()) <= _MOST_ZEROS else text

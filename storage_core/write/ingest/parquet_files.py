@@ -3,9 +3,9 @@
 The values in these files have types, so the reader checks the values and does not parse them.
 
 - Spark, Hive and Impala write INT96 timestamps. An INT96 timestamp consists of a day and the nanosecond of that day.
-  Arrow reads INT96 in one unit. Nanoseconds cover only the years 1677 to 2262, and times of other years overflow
-  silently. A table stores microseconds. So the values are read in microseconds, and compared with the same values in
-  seconds and in nanoseconds.
+  Arrow reads all INT96 values of a file in the same unit, such as nanoseconds. Nanoseconds cover only the years 1677 to
+  2262, and times of other years overflow silently. A table stores microseconds. The reader therefore reads INT96 values
+  in microseconds. The reader compares the result with a second read in seconds and a third read in nanoseconds.
 - The headers of pages are checked before Arrow reads the pages, because a small page can claim to expand to gigabytes.
 - Logical types such as UUID, ENUM and JSON become the types of the table.
 """
@@ -70,7 +70,8 @@ _INSTANT = pa.timestamp("us", tz="UTC")
 class Int96Columns:
     """The columns of a Parquet file.
 
-    If a column has INT96 values, its type in `coarse` differs from its type in `columns`. All other types are equal.
+    If a column has INT96 values, its type in `coarse` differs from its type in `columns`. The type of a column without
+    INT96 values is the same in `coarse` and in `columns`.
     """
 
     columns: pa.Schema
@@ -127,7 +128,7 @@ def exact_moments(
 
 
 def as_instants(batch: pa.RecordBatch, names: Sequence[str], columns: pa.Schema) -> pa.RecordBatch:
-    """Return the batch with these columns cast to their types in `columns` (`Int96Columns.fitting`)."""
+    """Return the batch with the columns `names` cast to the types that `columns` contains (`Int96Columns.fitting`)."""
     for name in names:
         index, wanted = batch.schema.get_field_index(name), columns.field(name)
         batch = batch.set_column(index, wanted, batch.column(index).cast(wanted.type))
@@ -135,7 +136,7 @@ def as_instants(batch: pa.RecordBatch, names: Sequence[str], columns: pa.Schema)
 
 
 def _fitting(fine: pa.DataType, coarse: pa.DataType, wanted: pa.DataType | None) -> pa.DataType:
-    """Return the type of a column. If `encode_int8` and `coarse` differ, the values are INT96 timestamps."""
+    """Return the type of a column. If `fine` and `coarse` differ, the values are INT96 timestamps."""
     if wanted is None or fine == coarse:
         return fine
     kinds = pa.types
@@ -199,7 +200,7 @@ def _require_exact(
 
 LARGEST_PAGE = 256 * 2**20
 PAGE_RATIO = 20
-"""A page may be larger than `LARGEST_PAGE` if it expands by at most this factor.
+"""A page may be larger than `LARGEST_PAGE` if its expanded size is at most this number times its stored size.
 
 Some writers put a thousand long texts into one page.
 """
@@ -291,7 +292,7 @@ def check_pages(data: bytes, chunk: Chunk) -> None:
         for place, encoding in _ENCODINGS.items():
             about = header.get(place)
             if isinstance(about, dict):
-                if place != _DICTIONARY_PAGE:  # dictionary values are not row values
+                if place != _DICTIONARY_PAGE:  # values in a dictionary page are not row values
                     count = about.get(_NUM_VALUES)
                     values += count if isinstance(count, int) else 0
                 if about.get(encoding) == DELTA_BYTE_ARRAY and not chunk.may_be_delta:
@@ -367,7 +368,7 @@ def dictionary_paths(opened: pq.ParquetFile) -> list[str]:
 
 
 def repeats_texts(opened: pq.ParquetFile, dictionaries: Sequence[str]) -> bool:
-    """Return whether a column outside `dictionaries` can have pages that store a repeated text only once."""
+    """Return whether pages of a column outside `dictionaries` can store a repeated text only once."""
     known = {*dictionaries}
     return any(
         "DELTA_BYTE_ARRAY" in column.encodings
@@ -424,7 +425,7 @@ def _viewed(values: pa.Array, kind: pa.DataType) -> pa.Array:
 _BATCH_ROWS = 250_000
 _BATCH_BYTES = 256 * 2**20
 _REPEATED_ROWS = 256
-"""The number of rows that are read together if each text may be as long as a page.
+"""The maximum number of rows in a batch if each text of a column may be as long as a page.
 
 A page needs only a few bytes for each repetition of a text.
 """
@@ -450,7 +451,7 @@ def parquet_blocks(
     - a value that is not valid for its type, such as text that is not UTF-8
     - a missing required value
     - a time that is not between the years 1 and 9999
-    - a list that is not an embedding of its column, or a zero embedding in one of the columns `nonzero`
+    - a list that is not a valid embedding of its column, or an embedding of only zeros in a column of `nonzero`
 
     Raises:
         Corrupt: the file is truncated or damaged, its columns do not convert exactly to the table's, or it expands too
@@ -547,7 +548,7 @@ def _with_new(rows: pa.Table, new: pa.Table, rule: DriftRule) -> pa.Table:
 def _wide_schema(found: pa.Schema, target: RowFormat) -> pa.Schema:
     """Return the table schema.
 
-    If the rule widens columns, the columns that may become wider have the types of the file.
+    If the drift rule allows wider types, each column that may become wider has the type that the file contains.
     """
     if not target.drift.widens:
         return target.schema
@@ -557,7 +558,7 @@ def _wide_schema(found: pa.Schema, target: RowFormat) -> pa.Schema:
 
 
 def _with_own_types(schema: pa.Schema, found: pa.Schema, rule: DriftRule) -> pa.Schema:
-    """Return the schema with the file's types for text columns that have typed values in the file.
+    """Return the schema. A text column gets the type of the file if the file has typed values for this column.
 
     Only the rule `add` accepts typed values for a text column, because `add` chooses text for fields whose types
     differ. If the schema is settled, the type of a new non-text column may also differ between the table and the file.
@@ -587,8 +588,8 @@ def _is_foreign(found: pa.Field, column: pa.Field, rule: DriftRule) -> bool:
 def _foreign_faults(rows: pa.Table, schema: pa.Schema) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
     """Yield each rejection reason with a mask of the rows.
 
-    A value is rejected if it has no text form. A value is also rejected if its column is not a text column and has
-    another type.
+    A value is rejected if it has no text form. A value is also rejected if its type differs from the type of its column
+    and this column is not a text column.
     """
     for own, field in zip(rows.schema, schema, strict=True):
         if own.type == field.type:
@@ -684,15 +685,15 @@ def _open(
         read_dictionary=list(texts),
         coerce_int96_timestamp_unit=int96,
         thrift_container_size_limit=_MOST_FOOTER_ITEMS,
-        arrow_extensions_enabled=False,  # with the extension type, JSON is never a dictionary
+        arrow_extensions_enabled=False,  # with this extension enabled, Arrow does not read JSON columns as dictionaries
     )
 
 
 def _batches(opened: pq.ParquetFile, rows: int, names: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
     """Yield the rows. Each batch contains rows of only one row group.
 
-    Arrow reads nested texts with one dictionary, and ends a batch where the dictionary changes. This function ends
-    batches at row groups, so the batches of other columns of the file have the same rows.
+    Arrow reads nested texts with one dictionary, and ends a batch where the dictionary changes. This function also ends
+    batches where a row group ends. As a result, batches of different columns of a file contain the same rows.
     """
     for group in groups_of_rows(opened.metadata):
         yield from opened.iter_batches(rows, [group], names, use_threads=False)

@@ -8,9 +8,9 @@ The progress is recorded as transactions of the table's log:
 | `landed:<path>@<window>+<seconds>` | size in bytes | the rows of this window, `<seconds>` s long, are in the table |
 | `landed:<path>` | size of the file in bytes | all rows are in the table |
 | `rejected:<path>` | size of the file in bytes | the file has no usable rows in this form, and is in quarantine |
-| `content:<path>@<etag hash>` | xxh3-64 of its bytes | rows were read from this content, under this ETag |
+| `content:<path>@<etag hash>` | xxh3-64 of the bytes of the file | rows were read from this content, under this ETag |
 | `replaced:<path>@<etag hash>` | size in bytes | the file with this ETag has another content and is in quarantine |
-| `pruned:<path>@<content>` | size in bytes | the file disappeared after all rows of this content were in the table |
+| `pruned:<path>@<content>` | size in bytes | the table had all rows of this content when the file disappeared |
 | `listed:<place hash>` | time in ms | the landing location was listed at this time, and a queue announces its files |
 
 `<window>` is the start of the window in seconds, or `null`. `<etag hash>` is `landing.etag_hash(etag)`. `<content>` is
@@ -74,7 +74,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """The window duration of records without a duration, and the current window duration. None means no windows."""
+    """The window durations: `first` for records without a duration, `current` for the rest. None means no windows."""
 
     first: int | None = None
     current: int | None = None
@@ -87,7 +87,7 @@ class Durations:
 
     @property
     def recorded(self) -> int | None:
-        """The duration that the record of a current window must contain, or None if the record needs no duration."""
+        """The duration to write in the record of a current window, or None if the record needs no duration."""
         return None if self.current == self.first else self.current
 
 
@@ -132,8 +132,8 @@ class FileProgress:
     - `contents`: the contents from which rows were read, by the hash of their ETag. Empty if an early release read the
       file. Then only the size is known.
     - `replaced`: the hashes of the ETags under which the file had another content.
-    - `pruned`: the contents that were completely in the table when the file disappeared. If the file comes back with
-      one of these contents, it has no new rows.
+    - `pruned`: the contents of which the table had all rows when the file disappeared. A file that appears again with
+      one of these contents has no new rows.
     """
 
     ingested_size: int | None = None
@@ -205,7 +205,7 @@ def file_app(path: str) -> str:
 
 
 def window_app(path: str, window: Window, seconds: int | None = None) -> str:
-    """Return the appId of the record for a window of the file that is in the table.
+    """Return the appId of the record that a window of the file is in the table.
 
     `seconds` is `Durations.recorded`.
     """
@@ -214,7 +214,7 @@ def window_app(path: str, window: Window, seconds: int | None = None) -> str:
 
 
 def rejected_app(path: str) -> str:
-    """Return the appId of the record for a file that contains no usable rows in its current form."""
+    """Return the appId of the record that the current content of a file has no usable rows."""
     return _REJECTED + _escaped(path)
 
 
@@ -232,24 +232,24 @@ def replaced_app(file: LandedFile) -> str:
 
 
 def pruned_app(path: str, content: int) -> str:
-    """Return the appId of the record that a file is gone and all rows of its `content` are in the table."""
+    """Return the appId of the record that a file is gone and the table has all rows of its `content`."""
     return f"{_PRUNED}{_escaped(path)}@{as_hex(content)}"
 
 
 def listed_app(spec: LandingSpec) -> str:
-    """Return the appId of the record for the last listing of a landing location with its queue."""
+    """Return the appId that records when a landing location with a queue was last listed."""
     return f"listed:{etag_hash(json.dumps([spec.uri, spec.suffix, spec.queue]))}"
 
 
 def until_listing_ms(txns: Mapping[str, int], spec: LandingSpec, now_ms: int) -> int:
-    """Return the ms until a location with a queue must be listed. At 0 or less, the location must be listed now."""
+    """Return the ms until a location with a queue must be listed. A result of 0 or less means now."""
     listed_ms = txns.get(listed_app(spec))
     every_ms = LIST_EVERY_MS if spec.list_every_ms is None else spec.list_every_ms
     return 0 if listed_ms is None else listed_ms + every_ms - now_ms
 
 
 def path_of(app_id: str) -> str:
-    """Return the file path that an appId of a kind in `FILE_KINDS` contains."""
+    """Return the file path in an appId. The kind of the appId must be in `FILE_KINDS`."""
     return app_id.partition(":")[2].partition("@")[0].replace("%40", "@").replace("%25", "%")
 
 
@@ -300,7 +300,7 @@ _GAP_KIND = "delta-gap"
 
 @dataclass(frozen=True, slots=True, order=True)
 class DeltaGap:
-    """Versions `first` to `last` of a Delta table, whose log or files were deleted before they were read."""
+    """Versions `first` to `last` of a Delta table, which were deleted before they could be read."""
 
     first: int
     last: int
@@ -316,14 +316,14 @@ class DeltaProgress:
 
 
 def delta_progress(txns: Transactions) -> DeltaProgress | None:
-    """Return the progress of a table in its Delta table.
+    """Return how far a table has read the Delta table from which it lands.
 
     Return None if nothing was read. The first call makes one GET per object.
     """
     found = {app: txn.version for app, txn in txns.every(_KIND).items()}
     if not found:
         return None
-    app, version = max(found.items(), key=lambda each: each[1])  # a table always lands from the same Delta table
+    app, version = max(found.items(), key=lambda each: each[1])  # a table always reads rows from the same Delta table
     table_id = app.removeprefix(f"{_KIND}:")
     gaps = sorted(_gap(each) for each in txns.every(_GAP_KIND) if each.startswith(f"{_GAP_KIND}:{table_id}@"))
     return DeltaProgress(table_id=table_id, next_version=version, gaps=tuple(gaps))
@@ -437,7 +437,7 @@ def prune_gone_files(
             continue
         done = PrunedFiles(files=done.files + len(batch), transactions=done.transactions + sum(map(len, batch)))
     if done.files:
-        log.checkpoint(head)  # otherwise, each opening would read the transactions that pruned the files
+        log.checkpoint(head)  # without a checkpoint, each opening would read these transactions
         _logger.info("%s: pruned %d landed files that are gone", log.store.uri, done.files)
     return done
 
@@ -445,7 +445,7 @@ def prune_gone_files(
 def gone_files(txns: Transactions, there: Iterable[str], *, before_ms: int) -> Iterator[Mapping[str, Txn]]:
     """Yield the transactions of each file that may be pruned.
 
-    A file may be pruned if it is not in `there` and all its transactions were recorded before `before_ms`.
+    A file may be pruned if `there` does not contain the file and all its transactions were recorded before `before_ms`.
     """
     of_file: dict[str, dict[str, Txn]] = {}
     for kind in FILE_KINDS:
@@ -461,7 +461,7 @@ def gone_files(txns: Transactions, there: Iterable[str], *, before_ms: int) -> I
 def _may_be_pruned(path: str, recorded: Mapping[str, Txn]) -> bool:
     """Return True if the table contains no row of the file.
 
-    Also return True if the file had only one content, and the table contains all rows of this content.
+    Also return True if rows were read from only one content of the file, and the table contains all these rows.
     """
     if not any(app_id.startswith("landed:") for app_id in recorded):
         return not _contents(recorded)
@@ -479,6 +479,6 @@ def _actions(head: Snapshot, batch: Iterable[Mapping[str, Txn]], now_ms: int) ->
         for content in _contents(recorded):
             path = path_of(next(iter(recorded)))
             stays = pruned_app(path, content)
-            if stays not in head.txns:  # otherwise an earlier pruning recorded the same content of the file
+            if stays not in head.txns:  # skip a content that an earlier pruning recorded
                 actions.append(Txn(appId=stays, version=recorded[file_app(path)].version, lastUpdated=now_ms))
     return [*actions, pruning(head)]

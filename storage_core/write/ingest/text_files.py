@@ -81,9 +81,9 @@ def csv_blocks(
 ) -> Iterator[Parsed]:
     """Yield the records of a CSV file. A header is record 1. Empty lines are not counted as records.
 
-    An empty field is null, and a quoted empty field is empty text. The words for null do not apply inside quotes. A
-    column is null if its name is in neither the header nor the dialect. A record with a quote that is never closed is
-    rejected together with everything after it.
+    An empty field is null, and a quoted empty field is empty text. Text that means null outside quotes is ordinary text
+    inside quotes. A column is null if its name is in neither the header nor the dialect. A record with a quote that is
+    never closed is rejected together with everything after it.
 
     Raises:
         Corrupt: the header has unknown or repeated columns, or a record is larger than about `block_bytes`.
@@ -130,8 +130,8 @@ def _chunks(stream: BinaryIO, block_bytes: int, mark: str) -> Iterator[bytes]:
 def _mapped(chunks: Iterator[bytes]) -> pa.NativeFile:
     """Write the text to a memory-mapped file without a name, and return the file.
 
-    Arrow's reader runs up to 32 blocks ahead, in a thread that is never joined. Mapped blocks take no memory. If that
-    thread used a Python stream, it would abort the process when Python ends before the thread.
+    Arrow's reader runs up to 32 blocks ahead, in a thread that is never joined. Mapped blocks take no memory. A reader
+    thread that used a Python stream could outlive Python, and would then abort the process.
     """
     with scratch_folder("landed") as folder:
         with scratch(_SPOOL):
@@ -182,7 +182,7 @@ def _bytes_of(column: pa.BinaryArray) -> pa.BinaryArray:
 class _Form:
     """The encoding of the text in the mapped file. `there(text)` converts a text to this encoding.
 
-    `name` and `value` convert in the other direction.
+    `name` and `value` convert text of the mapped file back to the original text.
     """
 
     encoding: str
@@ -248,7 +248,7 @@ class _RecordCounter:
         return "skip"
 
     def number(self, rows: int) -> tuple[npt.NDArray[np.int64], list[RejectedLine]]:
-        """Return the numbers of the next `rows` records, and the misshapen records between them."""
+        """Return the numbers of the next `rows` records, and the skipped records between these `rows` records."""
         taken = np.array([row.number for row, _ in self._skipped], np.int64)
         free = np.setdiff1d(np.arange(self._next, self._next + rows + len(taken)), taken)[:rows]
         self._next = int(free[-1]) + 1
@@ -265,7 +265,7 @@ class _RecordCounter:
         return not self._skipped
 
     def last(self) -> list[RejectedLine]:
-        """Return the skipped records after the last row, except the end mark. Call `last` after the last record."""
+        """Return the records skipped after the last row, not the end mark. Call `last` after the last record."""
         if not self._skipped:
             return []
         *others, (row, _) = self._skipped
@@ -339,7 +339,7 @@ def _other_columns(header: Sequence[str], unknown: Sequence[str], known: Sequenc
 def _batches(
     reader: pa_csv.CSVStreamingReader, most_rows: int, counter: _RecordCounter
 ) -> Iterator[tuple[pa.RecordBatch, bool]]:
-    """Yield each batch, and whether it is the last batch. All misshapen records are known only after the last batch."""
+    """Yield each batch, and whether it is the last batch. The skipped records are complete only then."""
     held: pa.RecordBatch | None = None
     try:
         for batch in reader:
@@ -439,8 +439,9 @@ def is_one_record(text: str, dialect: Dialect) -> bool:
 # JSON numbers with their original digits. DuckDB reads a number with a point or an exponent as a double and writes the
 # double, which can have other digits.
 #
-# Most numbers do not change. In a line with a number that may change, numbers pass through DuckDB as text. This text
-# begins with a mark. The mark is a random text that does not occur in any line.
+# DuckDB writes most JSON numbers with the same digits. If DuckDB could change a number in a line, the function passes
+# the numbers of this line through DuckDB as text. This text begins with a mark. The mark is a random text that does not
+# occur in any line.
 
 
 # A double keeps at least 15 digits, which are 16 characters with the point. A double is written without trailing zeros,
@@ -460,13 +461,14 @@ _TEXT_OR_NUMBER = re.compile(rf'"[^"\\]*+(?:\\.[^"\\]*+)*+"|({_NUMBER})|[0-9]++'
 
 
 def marked(objects: pa.StringArray, mark: str) -> pa.StringArray:
-    """Return the lines with each number replaced by marked text if its digits would change.
+    """Return the lines. A number becomes marked text if DuckDB would change its digits.
 
     Each line must be a valid JSON object.
 
-    Some numbers whose digits would not change become text as well. The function makes one pass over all bytes. Two
-    kinds of lines are processed separately. One kind is lines with an array that contains a number whose digits would
-    change. The other kind is lines with the number in a field whose name does not end in an ASCII letter or digit.
+    The function also replaces some numbers whose digits DuckDB would not change. The function makes one pass over all
+    bytes. Two kinds of lines are processed separately. Lines of the first kind have an array with a number whose digits
+    DuckDB would change. Lines of the second kind have this number in a field whose name does not end in an ASCII letter
+    or digit.
 
     Args:
         mark: letters and digits that are in none of the lines.
@@ -562,7 +564,7 @@ _DECODE = json.JSONDecoder(object_pairs_hook=_as_tuple, parse_float=str, parse_i
 MOST_PARTS = 1_000_000
 """The maximum number of values of a line.
 
-A line with more values is rejected, because it would take about a hundred times its length in memory.
+A line with more than `MOST_PARTS` values is rejected, because it would take about a hundred times its length in memory.
 """
 
 TOO_MANY = f"the line has more than {MOST_PARTS:,} values in it"
@@ -678,7 +680,7 @@ def _with_given(rows: Parsed, block: LineBlock, changes: ChangeFormat) -> Parsed
 def json_rows(blocks: Sequence[tuple[str, LineBlock]], target: RowFormat) -> list[Parsed]:
     """Return the rows and rejections of each block. A block has lines of the named file.
 
-    Arrow reads the plain lines. Only the other lines take the exact path, on which DuckDB converts them. DuckDB
+    Arrow reads the plain lines. DuckDB converts the lines that are not plain. DuckDB
     converts the lines of all blocks together, because a DuckDB statement takes milliseconds even for one line.
     """
     plain, rest = [], []
@@ -689,16 +691,18 @@ def json_rows(blocks: Sequence[tuple[str, LineBlock]], target: RowFormat) -> lis
         plain.append(Parsed(rows, (), block.numbers[~marked]))
         text = block.text.filter(pa.array(marked)) if marked.any() else block.text.slice(0, 0)
         rest.append((file, LineBlock(block.numbers[marked], text, block.not_text)))
-    # Each file has its own drift. So lines that can have drift are not read together with lines of other files.
+    # Each file has its own drift (columns or types that the table does not have). If the rule allows drift, DuckDB
+    # therefore reads the lines of each file separately.
     groups = [rest] if target.drift == QUARANTINE else [[each] for each in rest]
     exact = chain.from_iterable(_exact_rows(each, target) for each in groups)
     return [_in_order(*each) for each in zip(plain, exact, strict=True)]
 
 
 def _exact_rows(blocks: Sequence[tuple[str, LineBlock]], target: RowFormat) -> Iterator[Parsed]:
-    """Read the lines of all blocks together on the exact path. Yield the rows and rejections of each block.
+    """Read the lines of all blocks together with DuckDB. Yield the rows and rejections of each block.
 
-    The lines of all blocks are numbered from 0. These numbers show the block of each row and rejection.
+    The lines of all blocks are numbered from 0. The number of a line determines its block. The function uses this
+    number to assign each row and each rejection to a block.
     """
     ends = np.cumsum([0, *(len(block.numbers) for _, block in blocks)])
     lines = LineBlock(
@@ -725,7 +729,7 @@ def _exact_rows(blocks: Sequence[tuple[str, LineBlock]], target: RowFormat) -> I
 
 
 def _in_order(plain: Parsed, exact: Parsed) -> Parsed:
-    """Return the rows of both arguments in the order of their lines, and the rejections of the exact path."""
+    """Return the rows of `plain` and `exact` in the order of their lines. Keep the rejections of `exact`."""
     if not (plain.rows.num_rows and exact.rows.num_rows):
         return replace(exact if exact.rows.num_rows else plain, rejected=exact.rejected, drift=exact.drift)
     numbers = np.concatenate([plain.numbers, exact.numbers])

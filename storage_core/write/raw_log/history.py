@@ -72,7 +72,7 @@ def _open(place: Place) -> ObjectStore:
 class RawChunkRef:
     """One chunk of the union.
 
-    `keys` are the names of the chunk. A chunk has several names only if a person renamed folders.
+    `keys` are the keys of the object that stores the chunk. A chunk has several names only if a person renamed folders.
     """
 
     writer: str
@@ -138,8 +138,9 @@ def _read(store: ObjectStore, key: str, ref: RawChunkRef) -> RawColumns:
 # The collected position of each writer, which the stores of the raw log contain (docs/architecture/collection.md).
 #
 # Before a chunk is deleted in any store, the position is written to every store that answers. A position never
-# decreases, so the current position is known if one store has it. The position in a store can be too low, but never too
-# high. If all positions are too low, collected chunks look missing, but no data is lost.
+# decreases. If one store has the current position, a reader uses the highest position of all stores. The position in a
+# store can be too low, but never too high. If all positions are too low, collected chunks look missing, but no data is
+# lost.
 
 
 _logger = logging.getLogger(__name__)
@@ -188,7 +189,7 @@ Writers begin a new segment when the current segment has reached half of `CLOSED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawSegment:
-    """One segment of the union: the numbers of its chunks, and its bytes. A chunk in several stores counts once.
+    """One segment of the raw log: the numbers and the total bytes of its chunks. A chunk in several stores counts once.
 
     `copies` contains the number of listed chunks of each store.
     """
@@ -204,7 +205,7 @@ class RawSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingChunks:
-    """Missing chunks `first` to `last` of a writer with a later chunk. No store has these chunks."""
+    """Missing chunks `first` to `last` of a writer that has a higher chunk number. No store has these chunks."""
 
     writer: str
     first: int
@@ -258,7 +259,8 @@ class History:
 
     The content of each chunk is read later, chunk by chunk. `unreachable` are stores that did not answer. The history
     does not contain a chunk that only unreachable stores have. `collected` contains for each writer the last chunk that
-    may have been collected. Unlisted chunks up to this chunk are not missing.
+    may have been collected. A chunk that no store lists is not missing if its number is at most the number of this
+    collected chunk.
     """
 
     def __init__(
@@ -395,7 +397,7 @@ class History:
 
 @dataclass(slots=True)
 class _Found:
-    """A listed chunk: its key for each segment start, its stores, and the size of its largest copy."""
+    """A listed chunk: the stores that have it, the size of its largest copy, and one key per segment start."""
 
     keys: dict[int, str]
     uris: set[str]
@@ -463,7 +465,7 @@ def _recheck(found: dict[str, dict[int, _Found]], stores: Sequence[ObjectStore],
 
 
 def _holes(numbers: Iterable[int], before: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of missing numbers after `before`, up to the greatest number."""
+    """Yield the ranges of numbers that are missing between the number `before` and the greatest number."""
     for number in sorted(numbers):
         if number > before + 1:
             yield before + 1, number - 1

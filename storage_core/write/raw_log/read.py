@@ -31,16 +31,17 @@ from storage_core.data.rows.keys import MAX_KEY_BYTES, Positions, beyond_limit, 
 from storage_core.data.rows.times import BEYOND, beyond
 from storage_core.data.rows.vectors import faults, fitting, is_vector, type_text
 
-# Plain forms of rows. Each type has a regular expression and a conversion of matching text to a column. Arrow's JSON
-# reader and `one_by_one` read matching text as the same value. The expressions exclude text that Arrow and `one_by_one`
-# read differently. So a plain whole number has no sign before a zero, and its number of digits fits its type. A plain
-# fraction does not overflow. A plain date is an existing calendar date. A plain escape is not a surrogate. A plain time
-# is in UTC. Only dates, times and decimals can have a plain tag (`formats.raw_fields`). Excluded text can be valid,
-# and `one_by_one` reads this text.
+# A value of a row is plain if its text matches the regular expression of its type. Each type also has a conversion of
+# matching text to a column. Arrow's JSON reader and `one_by_one` read matching text as the same value. The expressions
+# exclude text that Arrow and `one_by_one` read differently. Text of a whole number is plain if no sign precedes a zero
+# and the number of digits fits the type. Text of a fraction is plain if the number does not overflow its type. Text of
+# a date is plain if the date exists in the calendar. An escape in a text is plain if the escaped character is not a
+# surrogate. Text of a time is plain if the time is in UTC. Only dates, times and decimals can have a plain tag
+# (`formats.raw_fields`). Text that the expressions exclude can be valid, and `one_by_one` reads this text.
 
 
 TAGGED = r'\{"\$(?:date|timestamp|local|decimal)":("[^"\\]*")\}'
-"""A pattern for a tagged value. Without the tag, the text of the value is plain too.
+"""A pattern for a tagged value. The quoted text inside the tag also has a plain form.
 
 The pattern cannot match inside a text, because each quote in a text follows a backslash.
 """
@@ -154,7 +155,7 @@ def _own_form(type_: pa.DataType) -> ValueForm | None:
 def _whole(bits: int) -> str:
     """Return a pattern for whole numbers with this number of bits.
 
-    The pattern matches only some of the numbers with as many digits as the greatest number.
+    Of the numbers with the maximum number of digits, the pattern matches only numbers with a smaller first digit.
     """
     greatest = str(2 ** (bits - 1) - 1)
     shorter = _digits(len(greatest) - 1)
@@ -205,7 +206,7 @@ def _decimal_form(type_: pa.DataType) -> ValueForm:
 
 
 def _list_form(type_: pa.DataType) -> ValueForm | None:
-    """Return the form of lists of types that JSON supports directly. Text in a list of this form is never converted."""
+    """Return the form of a list type that JSON supports directly. Text in these lists is never converted."""
     inner = _own_form(type_.value_type)
     if inner is None:
         return None
@@ -247,7 +248,7 @@ class PlainRecords:
 def plain_records(
     records: pa.Table, schema: pa.Schema, key: Sequence[str], nonzero: Collection[str] = ()
 ) -> PlainRecords:
-    """Return the plain records with all required values. `one_by_one` converts the other records.
+    """Return the plain records with all required values. `one_by_one` converts the records that are not plain.
 
     `records` has the columns `RECORD_COLUMNS`. Time: two passes over every byte. Memory: the text and the columns.
     """
@@ -259,8 +260,8 @@ def plain_records(
     found = records if len(matched) == records.num_rows else records.take(pa.array(matched))
     read = _read(found, form)
     if read is None:
-        # At least one record has a name twice. This is rare. The search for such records would cost as much as all
-        # other steps.
+        # At least one record has a name twice. This is rare. The search for records with a repeated name would cost as
+        # much as all other steps.
         once = _named_once(found, form)
         matched, found = matched[once], found.filter(pa.array(once))
         read = _read(found, form)
@@ -289,7 +290,8 @@ def _read(records: pa.Table, form: RowForm) -> pa.Table | None:
     if not len(texts):
         return form.reading.empty_table()
     if pc.any(pc.match_substring(texts, _TAG)).as_py():
-        # Most producers tag all values of a column. Removing the tags costs as much as reading the text.
+        # Most producers either tag every value of a column or tag no value of the column. Removing the tags costs as
+        # much as reading the text.
         tagged = _parsed(texts, form.reading_tagged)
         if tagged is not None:
             return _untagged(tagged)
@@ -398,7 +400,7 @@ def _as_mask(column: pa.Array | pa.ChunkedArray) -> Mask:
 FEW = 128
 """The minimum number of records for a conversion by columns.
 
-For fewer records, it is cheaper to convert each record separately.
+For fewer records than `FEW`, it is cheaper to convert each record separately.
 """
 
 _DECIMAL = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?", re.ASCII)
@@ -426,7 +428,7 @@ class RejectedRecord:
 class TypedRecords:
     """Records that fit, with the columns of `rows.fold.record_schema`, and records that do not fit.
 
-    `ids` and `written_ms` (the time of the write) have one value per record that fits.
+    `ids` and `written_ms` (the time of the write) have one value for each record that fits the table's schema.
     """
 
     records: pa.Table
@@ -587,7 +589,7 @@ def _check(rows: list[dict[str, Any] | str], field: pa.Field, *, nonzero: bool) 
 
 
 def _check_keys(given: Sequence[Mapping[str, Any]], rows: list[dict[str, Any] | str], key: Sequence[str]) -> None:
-    """Replace each row with a too long key by the reason. A delete with a too long key is not replaced."""
+    """Replace each row whose key is too long with the reason of its rejection. Deletes with a too long key stay."""
     for index, (record, row) in enumerate(zip(given, rows, strict=True)):
         if isinstance(row, dict) and record["operation"] != "delete":
             sizes = ((name, size_of_key(row[name])) for name in key)
@@ -622,7 +624,7 @@ def _records(
 def _patched_columns(
     record: Mapping[str, Any], row: Mapping[str, Any], schema: pa.Schema, merged_maps: Sequence[str]
 ) -> list[str] | None:
-    """Return the columns of a patch. Return None for other operations, because their records contain the whole row."""
+    """Return the columns of a patch. Return None for an operation other than a patch."""
     if record["operation"] != "patch":
         return None
     given = [name for name in schema.names if name in row]

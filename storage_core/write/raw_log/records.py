@@ -151,7 +151,7 @@ def prepared(given: RawRecord, *, now_ms: int) -> LogRecord:
 
 
 def all_prepared(records: Iterable[RawRecord], *, now_ms: int) -> Iterator[LogRecord]:
-    """Yield each record in its written form. Raise `InvalidInput` with the number of the record, from 0."""
+    """Yield each record in the form that is stored. Raise `InvalidInput` with the number of the record, from 0."""
     if not isinstance(records, Iterable):
         raise InvalidInput(f"records is {quoted(records)}. Give a list of RawRecord.")
     for index, each in enumerate(records):
@@ -166,8 +166,8 @@ def all_prepared(records: Iterable[RawRecord], *, now_ms: int) -> Iterator[LogRe
 def prepared_columns(rows: pa.Table, given: RawRecord, *, named: Named, now_ms: int) -> list[LogRecord] | None:
     """Return one record per row, with the same result as `record_of` and `prepared`.
 
-    Returns None if `record_of` or `prepared` would raise an error. `given` has the table and the operation. `named` is
-    the same as for `record_of`. Memory holds the texts and a batch of columns.
+    Returns None if `record_of` or `prepared` would raise an error. `given` has the table and the operation. The
+    argument `named` has the same meaning as in `record_of`. Memory holds the texts and a batch of columns.
     """
     if not rows.num_rows:
         return []

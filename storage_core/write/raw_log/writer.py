@@ -59,7 +59,7 @@ class MandatoryStores:
         self._pool = ThreadPoolExecutor(len(self._others), thread_name_prefix="raw log") if self._others else None
 
     def put(self, key: str, data: bytes, *, alone: bool) -> None:
-        """Return when every store has the chunk. One PUT per store.
+        """Write the chunk to every mandatory store, and wait until all stores have it. One PUT per store.
 
         Args:
             alone: whether no other store may have the chunk.
@@ -116,10 +116,10 @@ class MandatoryStores:
         raise Fenced(f"{store.uri}: {key} is a chunk of another writer with the same id. {OPEN_ANOTHER}", key=key)
 
 
-# Optional stores of a raw log. Chunks are sent to optional stores as best effort, and no caller waits for an optional
-# store. A separate thread sends the offered chunks in order. The bytes of pending chunks are limited. A chunk above the
-# limit is counted but not sent to this store. A reader gets missing chunks of one store from another store
-# (`raw_log.history`).
+# Optional stores of a raw log. The writer sends chunks to an optional store without a guarantee, and no caller waits
+# for an optional store. A separate thread sends the offered chunks in order. The bytes of pending chunks are limited. A
+# chunk above the limit is counted but not sent to this store. A reader gets missing chunks of one store from another
+# store (`raw_log.history`).
 
 
 _logger = logging.getLogger(__name__)
@@ -283,8 +283,8 @@ class RawWriter:
 
     If no chunk is in flight, a call sends all waiting records as one chunk. The other calls wait for this chunk.
     So slower stores lead to larger chunks. Chunk n + 1 is sent when every mandatory store has chunk n. In a child
-    process made by fork(), every call raises `CopiedProcess`. Otherwise the child could write different records under
-    the same id and numbers.
+    process made by fork(), every call raises `CopiedProcess`. Otherwise the child and its parent could write different
+    records under the same writer id and the same numbers.
     """
 
     def __init__(
@@ -350,7 +350,7 @@ class RawWriter:
         return Appended(writer=self.id, ranges=ranges)
 
     def close(self) -> None:
-        """Stop the writer. Later appends raise `InvalidInput`. Waits for the chunk in flight."""
+        """Stop the writer. Later appends raise `InvalidInput`. Waits until the current chunk is stored."""
         self.require_home()
         with self._turn:
             self._turn.wait_for(lambda: (not self._leading and not self._queue) or self._stopped)
@@ -359,7 +359,7 @@ class RawWriter:
         self._mandatory.close()
 
     def _next_batch(self, mine: Sequence[_Ticket]) -> list[_Ticket]:
-        """Return the tickets of the next chunk. The caller must send this chunk.
+        """Return the calls (tickets) whose records form the next chunk. The caller must send this chunk.
 
         Return no tickets if the tickets of the caller are durable.
         """
@@ -400,7 +400,8 @@ class RawWriter:
         except TidemarkError:
             if any(each.taken for each in mine):
                 raise
-            # The failed records are from other calls. The next check of the queue decides the outcome of this call.
+            # The error concerns records of other calls, and not the records of the call that sends the chunk. This call
+            # learns its result when it checks the queue again.
 
     def _commit(self, batch: Sequence[_Ticket]) -> None:
         """Send the batch as one chunk. Any interruption, such as Ctrl-C, ends the writer."""
@@ -462,7 +463,8 @@ class RawWriter:
         return segment, raw_chunk_key(chunk.key), data
 
     def _begin(self, now: int) -> _Segment:
-        # The clock may stop or move backwards. Segments of a writer must still have distinct names in ascending order.
+        # The clock may stop or move backwards. Even with an unreliable clock, the segments of a writer must have
+        # distinct names in ascending order.
         began = now if self._segment is None else max(now, self._segment.began_ms + 1)
         self._segment = _Segment(began)
         return self._segment

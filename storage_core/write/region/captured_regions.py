@@ -129,7 +129,8 @@ def _with_filters(
     waiting = admitting(generations, wanted)[::-1]
     at_once = 1  # Most requested keys were written recently, so the newest filter is often enough.
     while waiting:
-        # A generation with a copy of its filter costs no request, so the group size does not count this generation.
+        # A generation whose filter has a copy in the manifest costs no request. So `at_once` counts only generations
+        # without this copy.
         asked = accumulate(not each.filter_bytes for each in waiting)
         size = sum(number <= at_once for number in asked)
         group, waiting = waiting[:size], waiting[size:]
@@ -213,8 +214,8 @@ def _taken(held: Generation, records: pa.Table, rows: Rows) -> pa.Table:
 
 
 def _beyond(held: Generation, what: str) -> Corrupt:
-    # If the lookup read all records and raised no error, a forged index would stay hidden. A writer defect that omits
-    # other keys from the index would also stay hidden.
+    # If the lookup read all records and raised no error, a forged index would stay hidden. This lookup would also hide
+    # a writer defect that omits other keys of the generation from the index.
     where = file_key(held, INDEX_FILE)
     return Corrupt(f"{where}: the key index of generation {held.generation} names {what}", key=where)
 
@@ -247,7 +248,7 @@ class Admitting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedRegion:
-    """Captured state of one region: the manifest, and the durable entries after its generations.
+    """Captured state of one region: the manifest, and the durable WAL entries that are newer than all generations.
 
     The manifest is None before the first claim.
     """
@@ -386,8 +387,8 @@ def capture(
 def _capture(store: ObjectStore, region: str, kept: KeptValues, *, include_wal: bool) -> CapturedRegion:
     """Capture one region.
 
-    A hint or an earlier read contains the start of the log. So the function can read the log and the manifest
-    concurrently.
+    A hint or an earlier read contains the start of the log. The function can therefore read the log and the manifest of
+    the region concurrently.
     """
     name = ("newest manifest", region)
     known = kept.get(name)
@@ -416,8 +417,9 @@ def _with_tail(
     """Return the newest manifest, and all log entries after its replay point, up to the end of the log.
 
     Manifest and log are read concurrently. The log may be older or newer than the manifest. The result is correct,
-    because no entry is deleted while a reader may need the entry. The log may have been read from another start. A log
-    read from another start is used only if the log has all entries after the manifest's replay point.
+    because no entry is deleted while a reader may need the entry. The function may have read the log from a start that
+    differs from the manifest's replay point. The function then uses this log only if the log has all entries after the
+    manifest's replay point.
     """
     if after is None:
         manifest = newest()

@@ -5,7 +5,7 @@ DuckDB checks this:
 
 - Every node of the parse tree must be in a closed set.
 - Every function must be scalar, and return the same value on every call.
-- Literals in the text of the expression must limit the size of every result.
+- For every function, literals in the text of the expression must limit the size of the result.
 
 An expression reads widened columns: integers and floats with 64 bits, instants in UTC without a zone. So a type
 promotion does not change the value of an expression.
@@ -45,11 +45,12 @@ from storage_core.engine.statement import (
 if TYPE_CHECKING:
     import duckdb
 
-# Functions of region expressions with results that can be far larger than the arguments.
+# Functions whose result can be far larger than their arguments. A region expression may use these functions.
 #
 # `repeat('x', 2000000000)` creates two gigabytes. DuckDB has no limit that prevents a result of this size. DuckDB does
 # not check the size of a function's output for one batch, and cannot interrupt the function. So the expression must
-# contain the size of a large result as a literal number. The product of these numbers in one expression must be small.
+# contain the size of a large result as a literal number. `check_growth` limits the product of the literal numbers in
+# one expression.
 
 
 T = TypeVar("T")
@@ -59,7 +60,7 @@ _BY_FORMAT = frozenset({"format", "printf"})
 _WIDTH = re.compile(r"[0-9]+")
 _WIDTH_FROM_ARGUMENTS = re.compile(r"%[^%a-zA-Z]*\*|\{[^{}]*\{")
 _PUT_IN: Mapping[str, int] = {"replace": 2, "regexp_replace": 2, "overlay": 1}
-"""For each function, the position of the argument whose text replaces each match in the first argument."""
+"""For each function, the position of the argument with the text that the function inserts for each match."""
 _LONGER: Mapping[str, int] = {
     "base64": 2,
     "bin": 8,
@@ -82,10 +83,10 @@ _SHORT = words("""
 
 
 def check_growth(tree: Any, text: str, *, most: int) -> None:
-    """Raise `InvalidInput` if the functions of a tree can create more than `most` times the size of a row.
+    """Raise `InvalidInput` if an expression can create values of more than `most` times the size of a row.
 
-    A row counts as one unit of eight bytes, because no row is smaller. A literal counts by its length in units of eight
-    bytes. The length of a result is the sum of the argument lengths times the factor of the function.
+    A row counts as one unit of eight bytes, because no row is smaller. The length of a literal is counted in units of
+    eight bytes. The length of a result is the sum of the argument lengths times the factor of the function.
     """
     made = _Made(text)
     made.by(tree)
@@ -101,7 +102,7 @@ class _Made:
     of_all: int = 0
 
     def by(self, node: Any) -> int:
-        """Return the maximum length of the values of a node, in units."""
+        """Return the maximum length of the values that a node of the parse tree creates, in units of eight bytes."""
         if isinstance(node, list):
             return sum(map(self.by, node))
         if not isinstance(node, dict):
@@ -182,8 +183,9 @@ def _text(node: Node) -> str | None:
 # | `truncate(w)` | integer | the multiple of w at or below the value, at least -2**63 |
 # | `truncate(w)` | string | the first w characters |
 #
-# Parts of a date are rounded down, also before 1970. A null value results in null, except for buckets. The original
-# design does not define the parts of a date. The parts of a date follow Lance MemWAL (`date_part`).
+# The year, month and day are rounded down, also before 1970. A null value results in null, except for buckets. The
+# original design does not define the year, month and day of a date. Tidemark defines these parts as Lance MemWAL does
+# (`date_part`).
 
 
 _TEXT = re.compile(r"([a-z_]+)(?:\(([1-9][0-9]{0,9})\))?", re.ASCII)
@@ -238,7 +240,7 @@ def parse_transform(text: str) -> Transform:
 
 
 def result_type(transform: Transform, sources: Sequence[pa.DataType]) -> pa.DataType:
-    """Return the type of a transform's values for columns of these types. Raise `InvalidInput` for other types."""
+    """Return the type of a transform's values for columns of these types. Raise `InvalidInput` for a wrong type."""
     if transform.kind is not TransformKind.MULTI_BUCKET and len(sources) != 1:
         raise InvalidInput(f"{transform.text} takes one source column, found {len(sources)}")
     source, kinds = sources[0], pa.types
@@ -315,9 +317,9 @@ def _truncated(column: pa.Array, width: int) -> pa.Array:
     if not pa.types.is_integer(column.type):
         return pc.utf8_slice_codeunits(column, 0, width)
     values = column.fill_null(0).to_numpy()
-    remainder = np.mod(values, np.int64(width))  # no remainder is negative, so `values - remainder` is the floor
+    remainder = np.mod(values, np.int64(width))  # no remainder is negative, so the difference is the floor
     # For the smallest integers, the next lower multiple of the width is below the 64-bit range. Integers near the lower
-    # limit get the smallest 64-bit integer instead.
+    # limit therefore get the smallest 64-bit integer.
     floors = np.where(values < _LEAST + remainder, np.int64(_LEAST), values - remainder)
     return pa.array(floors, mask=column.is_null().to_numpy(zero_copy_only=False))
 
@@ -336,7 +338,7 @@ _UTC_FREE = pa.timestamp("us")
 _INTERRUPTED = "INTERRUPT Error"
 LIMITS = QueryLimits(seconds=60, memory_bytes=512 * 2**20)
 MOST_MADE = 4096
-"""Maximum number of units that all calls of an expression can create from a row."""
+"""The limit for the total size of the values that an expression creates from a row, in units of eight bytes."""
 _PIECE_BYTES = LIMITS.memory_bytes // MOST_MADE
 """Number of bytes of columns that are evaluated at a time."""
 
@@ -361,7 +363,7 @@ def check_bounded(text: str) -> None:
 
 
 def evaluate(text: str, columns: Sequence[pa.Array]) -> pa.Array:
-    """Return the value of a checked expression for each row, widened.
+    """Return the value of a checked expression for each row. Integers and floats in the result have 64 bits.
 
     Raises `InvalidInput` if a row has no value, and `Unavailable` if some of the rows exceed `LIMITS`.
     """

@@ -65,7 +65,7 @@ A chunk has a few hundred KB. A read of a chunk from a store takes about as long
 CHUNKS_AT_ONCE = 8
 """The number of chunks that a sequential read fetches with one request.
 
-These chunks contain about one page of a history (`read.history`).
+Eight chunks contain about one page of the history of a key (`read.history`).
 """
 
 
@@ -231,9 +231,9 @@ def read_all(
 
 
 def with_copies(store: ObjectStore, region: str, flushed: FlushedGeneration) -> FlushedGeneration:
-    """Return the generation with copies of its manifest and its filter for the region's manifest. At most two GETs.
+    """Return the generation with copies of its manifest and filter. At most two GETs.
 
-    Files that cannot be read are not copied, because copies only save requests.
+    A file that cannot be read is not copied, because readers need no copy. A copy only saves requests.
     """
     try:
         found = _read(store, region, flushed)
@@ -302,8 +302,8 @@ def unmerged(
 
     The base may already contain a part of a sorted generation. In this case, the result contains the source generations
     and not the sorted generation. The result has only source generations with a higher number than `merged`. Merged
-    records must not be applied again (docs/architecture/ingestion.md). This takes one GET. At most one sorted
-    generation is in this state. Raises the errors of `read`, and `SnapshotExpired` if one of the generations is
+    records must not be applied again (docs/architecture/ingestion.md). This takes one GET. The base may contain a part
+    of at most one sorted generation. Raises the errors of `read`, and `SnapshotExpired` if one of the generations is
     collected (`region.manifest`).
     """
     require_listed(manifest, merged)
@@ -335,7 +335,7 @@ def read_all_records(
 ) -> list[tuple[pa.Table, ...]]:
     """Return the result of `read_records` for each generation. The GETs are concurrent.
 
-    Raise the errors of `read_records`. A cached data file makes no request.
+    Raise the errors of `read_records`. The function makes no request for a data file that is in the cache.
     """
     parts = [(each, entry) for each in generations for entry in (*([] if each.data is None else [None]), *each.entries)]
 
@@ -348,7 +348,7 @@ def read_all_records(
 
 
 def read_parts(store: ObjectStore, generation: Generation, *, first: int = 0) -> Iterator[tuple[int, pa.Table]]:
-    """Yield the parts of the records, starting at part number `first`. Earlier parts are not read.
+    """Yield the parts of the records, starting at part number `first`. Parts before `first` are not read.
 
     A part is a WAL entry, a data file, or a chunk of a sorted data file. One GET reads several chunks. Raises the
     errors of `read_records`.
@@ -445,8 +445,8 @@ def _verified(data: bytes, where: str, expected: str | None) -> bytes:
 def _vouched(store: ObjectStore, where: str, expected: str | None, cached: CachedPieces) -> bytes:
     """Return a file of a generation. The cache is used if the generation's manifest has the checksum of the file.
 
-    The caller verifies fetched bytes. The name of the file is unique, so the same cache entry also contains chunks of
-    the file (`generation.find_key`).
+    The caller verifies fetched bytes. The name of the file is unique. The cache entry of this name therefore stores
+    chunks of the file too (`generation.find_key`).
     """
 
     def fetch() -> bytes:
@@ -469,9 +469,9 @@ def may_overlap(
 ) -> pa.BooleanArray:
     """Return for each split in a table of splits (`FILES_SCHEMA`) whether it may contain a key of a generation.
 
-    The result is False only if each generation has a key column that excludes the split. In the excluding key column,
-    the generation's range is outside the range of the split. A bound that is missing or invalid excludes no split. No
-    request.
+    The result is False only if each generation has a key column that excludes the split. In this key column, the range
+    of the generation's keys does not overlap the range of the split's keys. A bound that is missing or invalid excludes
+    no split. No request.
     """
     types = {name: schema.field(name).type for name in key}
     touched = [_bounds_of(each, types) for each in generations]

@@ -65,11 +65,12 @@ from storage_core.write.region.manifest import advance, read_latest
 from storage_core.write.region.records import SEGMENT_ROWS, Memtable
 from storage_core.write.region.spec import PARALLEL_REGIONS, known_regions
 
-# Index segments of a generation. A search uses a segment instead of indexing the rows of the generation. Segments are
-# objects like the segments of the base, and become segments of the base in a merge. A segment covers the whole rows of
-# the generation. Whole rows are rows whose folded record is a put or a reset. The rows have the order of a merge. The
-# manifest of the generation contains this order and the index definition. A segment makes searches cheaper, but no
-# search depends on a segment. Without a usable segment, a reader builds the same index from the records.
+# Index segments of a generation. A search uses a segment instead of indexing the rows of the generation. Segments of a
+# generation have the format of the base's segments. A merge adds these segments to the base. A segment covers the whole
+# rows of the generation. Whole rows are rows whose folded record is a put or a reset. The rows are in the order in
+# which a merge writes them to the base. The manifest of the generation contains this order and the index definition. A
+# segment makes searches cheaper, but no search depends on a segment. Without a usable segment, a reader builds the same
+# index from the records.
 
 
 _logger = logging.getLogger(__name__)
@@ -128,7 +129,7 @@ def with_segments(
 
 
 def covered_name(generation: Generation) -> str:
-    """Return the name by which segments and translations refer to the whole rows of the generation."""
+    """Return the name of a generation that segments and translations use for the rows of the generation."""
     return f"{keys.REGIONS_PREFIX}{generation.region}/{generation.path}"
 
 
@@ -147,7 +148,7 @@ def segment_for(generation: Generation, definition: IndexDefinition, rows: int, 
 def files(
     store: ObjectStore, segment: IndexSegment | None, definition: IndexDefinition, rows: pa.Table
 ) -> Mapping[str, bytes | memoryview]:
-    """Return the index files over the whole rows of a generation. Uses the segment (one GET) or builds the files."""
+    """Return the index files of a generation's puts and resets. Uses the segment (one GET) or builds the files."""
     if segment is not None:
         try:
             return segments.load(store, segment)
@@ -226,7 +227,7 @@ def write_records(
     ids: Ids,
     context: SplitContext | None = None,
 ) -> Generation:
-    """Write records outside the WAL as a generation to a new directory.
+    """Write records that are not in the WAL to a new directory, as a generation.
 
     Requests and errors: see `write`. The records are in a separate file, without a key index.
     """
@@ -312,9 +313,9 @@ class SortingTerms:
     """The thresholds for sorting a region, and the maximum size of one sort.
 
     A region needs a sort if it has more than `generations` unsorted generations. A region also needs a sort if its
-    unsorted generations have more than `size_bytes`. A sort takes the oldest generations, up to about `run_records`
-    records and `run_bytes`. A sort takes at least one generation. Sizes in bytes are sizes of records in memory. A task
-    holds the records of one sort in memory, or two copies during the fold.
+    unsorted generations have more than `size_bytes`. A sort merges the oldest generations, up to about `run_records`
+    records and `run_bytes`. A sort merges at least one generation. Sizes in bytes are sizes of records in memory. A
+    task holds the records of one sort in memory, or two copies during the fold.
     """
 
     generations: int = 30
@@ -396,7 +397,8 @@ def plan_sort(store: ObjectStore, snapshot: Snapshot, *, terms: SortingTerms = D
 
     A region with few unsorted generations needs no sort.
 
-    A sort takes the oldest generations. Call again for the other generations. Raises the errors of the requests.
+    A sort merges the oldest generations of the region. Call the function again to plan a sort of the generations that
+    remain. Raises the errors of the requests.
 
     Cost:
         About three requests per region. If a region has few unsorted generations, one GET for each of them. Otherwise
@@ -448,7 +450,7 @@ def _run(opened: Iterator[Generation], terms: SortingTerms) -> list[Generation]:
 
 
 def execute_sort(store: ObjectStore, work: SortingWork, *, clock: Clock, ids: Ids) -> SortingResult:
-    """Fold the generations of the work and write one generation.
+    """Fold the records of the generations in `work`, and write the result as one generation.
 
     The new generation is durable when the function returns, but no object refers to this generation yet. Raises
     `Corrupt` for a damaged generation, or `CommitUnknown`. Files that were written before an error are orphans.

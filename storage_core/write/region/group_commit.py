@@ -1,7 +1,7 @@
 """Group commit: calls of many threads share a WAL entry (docs/architecture/ingestion.md, "WAL").
 
 Durable calls need no extra thread. If no write is active, one waiting call collects the rows of all waiting calls,
-including its own rows, in the order of arrival. This call writes the rows of all these calls as one entry. New calls
+including its own rows, in the order of arrival. This waiting call writes all collected rows as one entry. New calls
 wait in the meantime. So a single call costs one PUT and no handover to another thread. With any number of callers, each
 call waits for about two PUTs.
 
@@ -52,9 +52,9 @@ class Call:
 class Backlog:
     """The unfinished calls of a writer, by state and in order.
 
-    Calls in `asking` wait until the limits allow them. Calls in `queue` wait for an entry, and calls in `writing` are
-    in the current entry. Some rows given with `durable=False` may be lost. `unheard` counts the lost rows whose loss
-    was not yet reported to a caller.
+    The list `asking` contains calls that wait until less data is pending than the limits allow. The list `queue`
+    contains calls that wait for the next entry, and `writing` contains the calls of the current entry. Some rows given
+    with `durable=False` may be lost. `unheard` counts the lost rows whose loss was not yet reported to a caller.
     """
 
     options: WriterOptions
@@ -157,7 +157,7 @@ class Backlog:
 
 
 def _naming(error: TidemarkError, lost: Sequence[Call]) -> TidemarkError:
-    """Return the error, with the lost rows of these calls added."""
+    """Return the error, extended by the numbers of the calls `lost` and by the number of their lost rows."""
     if not lost:
         return error
     rows, numbers = sum(call.records.num_rows for call in lost), tuple(call.number for call in lost)
@@ -175,8 +175,9 @@ def _naming(error: TidemarkError, lost: Sequence[Call]) -> TidemarkError:
 # Each loss is reported once. At the end of the process, an error goes to the log, by default to standard error. A child
 # of `multiprocessing` writes the error when its function has returned. Most children skip the usual steps at exit. If a
 # writer is dropped while its process continues, there is a `ResourceWarning`. The rows of the writer are still written,
-# but no caller would receive an error. Without pending rows there is no report. A copy of the process reports nothing
-# (decision 0011). If a signal ends a process, for example a worker of a terminated pool, there is no report either.
+# but no caller would receive an error. Without pending rows there is no report. A process made by fork() has a copy of
+# the writer, and reports nothing about the copied rows (decision 0011). There is also no report if a signal ends the
+# process, for example a worker of a terminated pool.
 
 
 _logger = logging.getLogger(__name__)
@@ -258,11 +259,11 @@ class Log(Protocol):
 
 
 class GroupCommit:
-    """A writer for calls from any threads. Calls are written in the order of arrival, with many calls per entry.
+    """A writer that many threads can use. Calls are written in the order of arrival, with many calls per entry.
 
-    A refused call does not affect other calls. All calls of an entry have the outcome of the entry. In a copy of the
-    process, every call raises `CopiedProcess` before it takes a lock. The reason is that the thread with the lock may
-    exist only in the other process.
+    A refused call does not affect other calls. All calls whose rows are in one entry have the same result as the entry.
+    In a copy of the process, every call raises `CopiedProcess` before it takes a lock. The thread that holds the lock
+    may exist only in the original process.
     """
 
     def __init__(self, log: Log, *, options: WriterOptions, clock: Clock) -> None:
@@ -285,7 +286,7 @@ class GroupCommit:
             self._wake_timer_for_flush()
 
     def warn_when_dropped(self, writer: object) -> None:
-        """Warn if `writer` is dropped while rows are pending. All calls come through `writer`."""
+        """Warn if `writer` is dropped while rows are pending. `writer` is the object that users call."""
         warn_when_dropped(writer, self._backlog, self._log.name, self._home)
 
     def require_usable(self) -> None:

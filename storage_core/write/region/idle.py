@@ -70,7 +70,8 @@ class MergeDue:
 class IdleRegion:
     """A region with unflushed rows of an idle writer: the manifest, and the number of the last WAL entry.
 
-    If `silent_in_ms` is positive, the writer becomes idle only after this time, and the log may have no rows.
+    If `silent_in_ms` is positive, the writer becomes idle only after this time, and its log may contain no unflushed
+    rows.
     """
 
     manifest: RegionManifest
@@ -142,8 +143,8 @@ def flush_idle(
     """Write the unflushed rows of each region as a generation. Return the errors of regions with an unreadable log.
 
     A region that another process has changed in the meantime is skipped. This function may end between a claim and a
-    flush. A later call then finds the region again after the same idle time. Regions are flushed one at a time, so
-    memory holds the rows of one region.
+    flush. A later call then finds the region again when the idle time has passed once more. Regions are flushed one at
+    a time, so memory holds the rows of one region.
 
     Cost:
         Per region: the requests of a claim, which reads each entry, and of a flush.
@@ -177,7 +178,7 @@ def _flush(store: ObjectStore, snapshot: Snapshot, idle: IdleRegion, *, clock: C
 MOST_REGIONS = 64
 """Maximum number of checked regions."""
 MOST_CLAIMS = 4
-"""Maximum number of skipped WAL entries without rows in a region. Claims write these entries."""
+"""Maximum number of skipped WAL entries without rows in a region. A claim writes one entry without rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,9 +186,9 @@ class Waiting:
     """Pending work of a merge in the checked regions.
 
     `regions` is the number of all regions. `generations` is the number of pending generations. Some regions have no
-    pending generation, but their idle writer left unflushed rows. `silent` is the number of these regions. A merge will
-    flush these rows (`region.idle`). `oldest_ms` is the age of the object with the oldest record, by the store's clock.
-    `oldest_ms` is None if everything is merged.
+    pending generation, but their idle writer left unflushed rows. `silent` is the number of regions that have only
+    unflushed rows of an idle writer. A merge will flush these rows (`region.idle`). `oldest_ms` is the age of the
+    object with the oldest record, by the store's clock. `oldest_ms` is None if everything is merged.
     """
 
     regions: int

@@ -130,12 +130,13 @@ def commit(store: ObjectStore, manifest: RegionManifest, *, clock: Clock) -> boo
 
 
 def with_bounded_copies(listed: Sequence[FlushedGeneration]) -> tuple[FlushedGeneration, ...]:
-    """Return these generations, with copies only for the newest generations.
+    """Return the generations `listed`. Only the newest generations keep their copies of the manifest and the filter.
 
     At most `COPIED` generations and `COPIED_BYTES` are copied.
 
-    Each flush, claim and sort writes the copies again, and each reader of a new manifest fetches the copies. A writer
-    of a manifest does not know the merged generations. So the newest generations get copies.
+    Each flush, claim and sort writes the copies of files in the manifest again. Each reader of a new manifest fetches
+    these copies. A writer of a manifest does not know the merged generations. The newest generations are merged last,
+    so the function keeps the copies of the newest generations.
     """
     left, chosen = COPIED_BYTES, set[int]()
     for each in sorted(listed, key=lambda each: each.generation)[: -COPIED - 1 : -1]:
@@ -152,8 +153,8 @@ def advance(
     """Commit the manifest that `change` returns as the next version, and return this manifest.
 
     `change` reads the newest manifest and returns a changed manifest, or None to write nothing. `change` is called
-    again after each lost race, so changes of other writers are never undone. Each attempt makes the requests of
-    `change` and of `commit`, and raises their errors.
+    again after each lost race, so changes of other writers are never undone. Each attempt makes the requests of the
+    functions `change` and `commit`, and raises the errors of these functions.
     """
     while (changed := change()) is not None:
         following = replace(changed, version=changed.version + 1, writer_id=writer_id)
@@ -267,7 +268,7 @@ NOTHING_REACHED: Mapping[str, int] = MappingProxyType({})
 
 
 def beyond(distributed: Mapping[str, int], reached: Mapping[str, int]) -> dict[str, int]:
-    """Return the offsets of a region that are above the offsets of the table's log in `reached`."""
+    """Return the offsets of a region that are greater than the table's offsets in `reached`."""
     return {writer: last for writer, last in distributed.items() if last > reached.get(writer, 0)}
 
 
@@ -317,8 +318,8 @@ def prune_collected(
 def require_listed(manifest: RegionManifest, merged: int) -> None:
     """Raise `SnapshotExpired` unless the manifest lists every flushed generation that the snapshot has not merged.
 
-    When generations are collected, every retained snapshot has merged these generations. A read at an older snapshot
-    would miss rows.
+    When generations are collected, every retained snapshot has merged these generations. A read at a snapshot that has
+    not merged a collected generation would miss rows of this generation.
     """
     if merged < manifest.collected_generation:
         raise SnapshotExpired(

@@ -95,7 +95,7 @@ class IndexedBase:
 
     @staticmethod
     def of(store: ObjectStore, work: MergeWork, folded: pa.Table) -> IndexedBase:
-        """Return the indexed base of a merge. No request."""
+        """Return the base of a merge, with the key hashes that the index needs. No request."""
         hashes = np.unique(key_hashes(folded, work.primary_key)) if work.answering else np.zeros(0, np.uint64)
         return IndexedBase(store, work, hashes)
 
@@ -125,9 +125,10 @@ class IndexedBase:
 
 # Segments of generations that become segments of the base. For each written row, a merge stores the source generation
 # and the row number in this generation. A generation may have the whole row of a key. If no later generation has a
-# record of this key, the base gets exactly this row. So the segments of the generation cover this row through a
-# translation. The merge only adds the segments to the log. Segments number rows in the order of a merge, so the
-# translation is small (decision 0019). No segment covers the other rows of the merge, which are called the rest.
+# record of this key, the base gets exactly this row. A translation maps the row in the generation to the row in the
+# base, so the segments of the generation also cover the base's row. The merge only adds the segments to the log.
+# Segments number rows in the order of a merge, so the translation is small (decision 0019). No segment covers the other
+# rows of the merge, which are called the rest.
 
 
 _logger = logging.getLogger(__name__)
@@ -149,7 +150,7 @@ class MovingSegments:
     def followed(
         self, store: ObjectStore, rewrite: Rewrite, rows: pa.Table, placed: Sequence[Positions], *, ids: Ids
     ) -> Rewrite:
-        """Return the rewrite with the generation segments that cover its rows.
+        """Return the rewrite together with the index segments of generations that cover the rewritten rows.
 
         Also add the translation of these segments.
 
@@ -247,7 +248,7 @@ class _Origins:
 def _map(origins: _Origins, taken: Sequence[int], outputs: Sequence[int]) -> TranslationMap:
     numbers = np.full(len(origins.whole) + 1, len(taken))
     numbers[list(taken)] = np.arange(len(taken))
-    order = numbers[origins.source]  # the source -1 (no generation) selects the last number
+    order = numbers[origins.source]  # the source -1 means no generation, and selects the last element of `numbers`
     gone = [BitMap(range(origins.whole[each])) - _rows_of(origins, each) for each in taken]
     return TranslationMap(
         input_rows=(*(origins.whole[each] for each in taken), int((order == len(taken)).sum())),
@@ -291,8 +292,8 @@ def in_turn(
     waiting = [each for each in chosen if each.current_generation - 1 > merged.get(each.region_id, 0)]
     routed = [each for each in waiting if each.region_spec_id != BY_HAND_SPEC]
     turns = [*([routed] if routed else []), *([each] for each in waiting if each.region_spec_id == BY_HAND_SPEC)]
-    # The choice uses a hash of the version. Without the hash, regular commits of other processes could make one group
-    # wait forever.
+    # A hash of the snapshot's version selects the group of regions that merges next. If the version itself selected the
+    # group, regular commits of other processes could make one group wait forever.
     return turns[crc32(str(snapshot.version).encode()) % len(turns)] if turns else []
 
 

@@ -92,7 +92,7 @@ class MergeWork:
 
     @property
     def requirements(self) -> tuple[MergeProgress | SameMerges, ...]:
-        """The requirements of the commit: the last merged generation of the region is still `after`.
+        """The commit requires that the last merged generation of the region is equal to `after`.
 
         In a table with manual regions, no region may have been merged since the plan.
         """
@@ -187,10 +187,10 @@ class MergeResult:
         )
 
 
-# Records that a merge cannot apply: the search for these records, and their quarantine (decision 0010). A record is
-# refused if it fails even when it is the only record. The search repeatedly divides the records into halves. The search
-# costs about as much as the failed attempt, and runs only after a failure. If the records fail only together, no record
-# is refused.
+# Records that a merge cannot apply: the search for these records, and their quarantine (decision 0010). A merge refuses
+# a record if the record fails without any other record. The search repeatedly divides the records into halves. The
+# search costs about as much as the failed attempt, and runs only after a failure. If every record succeeds without the
+# others, no record is refused.
 
 
 Attempt = Callable[[pa.Table], object]
@@ -238,7 +238,7 @@ class Records:
 
 
 def refused(rows: pa.Table, attempt: Attempt) -> Iterator[tuple[int, Exception]]:
-    """Yield each row that `attempt` refuses even when it is the only row, with the error.
+    """Yield each row, with the error, if `attempt` refuses an input of only this row.
 
     Yield nothing if `attempt` refuses even an empty input.
     """
@@ -253,7 +253,7 @@ def _refused(rows: pa.Table, attempt: Attempt, start: int) -> Iterator[tuple[int
     try:
         attempt(rows)
     except REFUSALS as error:
-        if of_the_system(error):  # for example a lack of memory, which no row causes
+        if of_the_system(error):  # for example too little memory, which is not the fault of a row
             raise
         if rows.num_rows == 1:
             yield start, error
@@ -284,9 +284,9 @@ def text_of(error: Exception) -> str:
 
 @contextmanager
 def naming_works(*works: MergeWork) -> Iterator[None]:
-    """If the data causes an error, add the regions and generations of the works to the error.
+    """If the data of a merge causes an error, add the regions and generations of `works` to the error.
 
-    Do not change other errors.
+    Do not change an error that the data did not cause.
     """
     try:
         yield
@@ -311,18 +311,19 @@ def _context(works: Sequence[MergeWork]) -> dict[str, object]:
     }
 
 
-# Superseded rows of a split. A lookup finds these rows by the key columns. Other columns are read only for patches.
+# Superseded rows of a split. A lookup finds these rows by the key columns. A merge reads columns outside the key only
+# for patches.
 #
 # The base never contains two live rows of one key (docs/architecture/ingestion.md, "Merge"). So a record supersedes at
-# most one row of all splits together.
+# most one row of the base.
 
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """The effect of folded records on one split.
+    """The rows of one split that the records of a merge supersede.
 
     `rows` is the number of rows of the file. `deleted` are the positions of the deleted rows after the merge. `hit` is
-    the number of superseded rows. `read` are the superseded rows that a patch needs.
+    the number of superseded rows. `read` contains the superseded rows to which a patch applies.
     """
 
     split: Add

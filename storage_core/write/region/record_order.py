@@ -1,10 +1,10 @@
-"""Order records by a column. The newest record of a key wins, even if the newest record is the row in the table.
+"""Order records by a column. The newest row of a key wins. The newest row can be in the table.
 
-The module sorts records of one region by a column, and removes records that are older than the row of their key. The
-region must be claimed, so no other process writes to it. The row of a key is the row that a read at `latest` returns.
-This read includes the base and the unmerged generations of the region. A landed delete stores its order in the
-generation. A put with an older order may arrive in a later file. This put has no effect until a merge applies the
-delete. After the merge, the order of the delete is unknown.
+The module sorts the records of one region by a column. The module removes a record if the row with the same key is
+newer. The region must be claimed, so no other process writes to it. The row of a key is the row that a read at `latest`
+returns. This read includes the base and the unmerged generations of the region. The generation stores the order of a
+delete that a landed file contains. A put with an older order may arrive in a later file. This put has no effect until a
+merge applies the delete. After the merge, the order of the delete is no longer available, so this put has an effect.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _of_base(store: ObjectStore, head: Snapshot, region: str, wanted: pa.Table, 
 def _is_older(records: pa.Table, held: pa.Table, key: Sequence[str], order: str) -> Mask:
     """Return a mask of records older than the last record of `held` with the same key.
 
-    Null is older than every value.
+    A record whose order is null is older than a record with a value.
     """
     own, others = key_codes([records.select(key), held.select(key)], key)
     last = np.full(int(max(own.max(), others.max(initial=0))) + 1, -1)

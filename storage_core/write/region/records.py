@@ -39,8 +39,8 @@ MB = 2**20
 SEGMENT_ROWS = 10_000
 """Minimum number of records of a generation with index segments.
 
-For fewer rows, a reader builds the index about as fast as it reads a segment of these rows. The flush would have to
-wait until the segment is written.
+For fewer rows than `SEGMENT_ROWS`, a reader builds the index about as fast as it reads a segment of these rows. The
+flush would have to wait until the segment is written.
 """
 
 
@@ -52,14 +52,14 @@ class WriterOptions:
     - `durable`: the default for calls that do not set `durable`. If `durable` is True, a call returns only when its
       rows are durable.
     - `entry_bytes`, `linger_ms`: rows given with `durable=False` are written when they reach this number of bytes or
-      this age. A WAL entry contains the rows of several calls, up to `entry_bytes`. A larger call becomes a separate
-      entry.
+      this age. A WAL entry contains the rows of several calls, up to `entry_bytes`. A call with more bytes than
+      `entry_bytes` becomes a separate entry.
     - `flush_rows`, `flush_bytes`, `flush_entries`: a memtable with this many records, bytes or WAL entries is flushed
       before the next entry.
     - `flush_age_ms`: a memtable is flushed when its oldest record has this age, even without a further call. None means
       no maximum age. A `latest` read makes one GET per unflushed entry.
-    - `segment_rows`: a generation of at least this many records gets a segment of each index of the table. For smaller
-      generations, each search indexes the rows itself.
+    - `segment_rows`: a generation of at least this many records gets a segment of each index of the table. For
+      generations with fewer records, each search builds the index of the rows.
     - `wait_rows`, `wait_bytes`: the limits for rows and bytes that are not durable yet. Above a limit, further calls
       wait for at most `wait_ms`.
     - `refuse_rows`, `refuse_bytes`: the limits for all rows and bytes that are not durable yet, including the rows of
@@ -276,7 +276,7 @@ class WriterSnapshot:
 
 @dataclass(slots=True)
 class Following:
-    """The newest known columns of a table.
+    """The newest columns of a table that a writer has read.
 
     Writers of several regions share one object. Any thread can renew this object.
 
@@ -328,8 +328,9 @@ class Following:
 class KeyRuns:
     """The positions of all added rows, counted from 0, by the hash of their key.
 
-    If a run is not longer than the next run, the two runs become one run. The new run may then merge with the previous
-    run in the same way. So n additions leave about log2(n) runs, and each row is sorted about log2(n) times.
+    If a run is not longer than the next run, the two runs become one run. The new run and the run before it may also
+    become one run, by the same rule. So n additions leave about log2(n) runs, and each row is sorted about log2(n)
+    times.
     """
 
     _runs: list[tuple[Hashes, Positions]] = field(default_factory=list)
@@ -430,7 +431,7 @@ class Memtable:
         return matching(found, wanted, self.key)
 
     def get(self, wanted: pa.Table) -> pa.Table:
-        """Return one record for each wanted key with records. The record combines all records of the key in order."""
+        """Return one record for each wanted key that exists. The record combines all records of the key in order."""
         return fold.fold(self.find(wanted), self.key)
 
     def _rows_at(self, positions: Positions) -> Iterator[pa.Table]:

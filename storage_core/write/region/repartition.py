@@ -75,8 +75,8 @@ def change_regions(log: TransactionLog, fields: tuple[RegionField, ...], *, quar
         spec = RegionSpec(id=config.region_spec.id + 1, fields=fields)
         check_spec(spec, snapshot.schema, config.primary_key)
         try:
-            # Merge first: if the merge fails, the region still accepts rows that can fix the fault. A closed region
-            # cannot be reopened.
+            # The function merges before it closes the regions. If the merge fails, the region still accepts rows that
+            # can fix the fault. A closed region cannot be reopened.
             _flush_everything(log, snapshot)
             _merge_everything(log, quarantine=quarantine)
             progress = close_regions(log.store, snapshot, successor=spec.id, clock=log.clock, ids=log.ids)

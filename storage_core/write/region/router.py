@@ -6,9 +6,9 @@ fields (docs/architecture/ingestion.md, "Regions"). `open_writer` returns the wr
 A distributor writes rows of the raw log as a generation of a region, exactly once (lesson 03). The manifest of the
 region contains the offset of the raw log. One PUT adds the generation and moves the offset past the chunks of the
 generation. So a distributor that ends before this PUT leaves no visible rows. A later distributor then finds the old
-offset. The distributor first claims the region. The claim fences a direct writer and every other distributor. Unflushed
-rows of the direct writer become a generation before the generation of the distributed rows. So the order of
-acknowledgement does not change.
+offset. The distributor first claims the region. The claim fences a direct writer and every other distributor. The
+distributor first writes the unflushed rows of the direct writer as a generation. The next generation contains the
+distributed rows. So the order of acknowledgement does not change.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class RoutingWriter:
 
     @property
     def metrics(self) -> LateMetrics:
-        """The number of late rows of this writer, over all regions, by treatment."""
+        """The numbers of late rows that this writer accepted, quarantined and dropped, over all regions."""
         return sum((each.metrics for each in self._claimed()), LateMetrics())
 
     @property
@@ -385,7 +385,7 @@ def finish(
 ) -> None:
     """Add the generation in directory `path` to the region, and move the region's offsets, in one PUT.
 
-    The offsets of the writers `passed` are removed, because the table's log contains them.
+    The call removes the offsets of the writers in `passed`, because the table's log contains these offsets.
 
     Raises:
         CommitConflict: an offset is not at the start of its range, because another distributor has moved it since the

@@ -80,7 +80,7 @@ def only_region(table_id: str, spec: RegionSpec) -> Region:
 
 
 def region_for(table_id: str, spec: RegionSpec, values: tuple[Value, ...]) -> Region:
-    """Return the region with these canonical values. There is one value per field of the spec.
+    """Return the region for the given values of the region fields. There is one value per field of the spec.
 
     Every call with the same values returns the same region.
     """
@@ -104,7 +104,7 @@ def _named(table_id: str, spec_id: int, values: tuple[Value, ...]) -> Region:
 def closing_region(table_id: str, spec: RegionSpec) -> Region:
     """Return the region that closes a spec with fields.
 
-    This region never contains rows, because every row has a value per field and this region has no values.
+    This region never contains rows. A row has one value per field of the spec, and this region has no values.
     """
     return Region(id=region_for(table_id, spec, ()).id, spec_id=spec.id, values=None)
 
@@ -374,8 +374,8 @@ def read_registry(store: ObjectStore) -> Registry:
 def known_regions(store: ObjectStore, snapshot: Snapshot) -> list[Region]:
     """Return the regions that may have unmerged rows at the snapshot.
 
-    Regions of the current spec come first, then manual regions. Regions of earlier specs were merged completely before
-    the current spec (decision 0010). An append table has no regions.
+    Regions of the current spec come first, then manual regions. A change of the spec first merges all regions of
+    earlier specs (decision 0010). An append table has no regions.
 
     Cost:
         One GET of the registry. No request if the spec has no fields and the table has no manual regions.
@@ -429,7 +429,7 @@ def register(store: ObjectStore, region: Region, *, clock: Clock, ids: Ids) -> N
 
 
 def close_spec(store: ObjectStore, closing: Region, successor: int, *, clock: Clock, ids: Ids) -> Registry:
-    """Close the spec of `closing`. After `closing`, no region can be added to the spec. Return the registry.
+    """Close the region spec of `closing`. After `closing`, no region can be added to the spec. Return the registry.
 
     The returned registry is durable, and no further region of the spec can appear. A caller with an earlier state of
     the registry cannot add a region. A second call changes nothing. Raises `CommitUnknown` or `Unavailable`. One GET,
@@ -446,7 +446,7 @@ def close_spec(store: ObjectStore, closing: Region, successor: int, *, clock: Cl
 
 
 def closed_region(region: str, spec_id: int, successor: int) -> RegionClosed:
-    """Return the error for a claim of a region of a closed spec."""
+    """Return the error of a claim if the region belongs to a closed spec."""
     return RegionClosed(
         f"region {region}: its region spec {spec_id} is closed, and spec {successor} follows it. Open the table again "
         "and write there. If `Table.set_regions` is running or was interrupted, finish it first",

@@ -45,9 +45,9 @@ def run_merge(job: JobRun[Merge]) -> JobReport:
     One commit contains all results and the progress of all regions.
 
     First the driver flushes the rows of idle writers (`region.idle`). A region with a damaged log does not stop the
-    merge of other regions. The `Corrupt` error of this region is raised after the merge. With `quarantine`, records of
-    keys that cannot be applied are quarantined. No other maintenance step quarantines records that cannot be applied. A
-    run merges up to about a million records per region. Run the step again until it reports that there is nothing to
+    merge of other regions. The `Corrupt` error of this region is raised after the merge. With `quarantine`, the merge
+    quarantines the records that it cannot apply. Only the merge step quarantines records that cannot be applied.
+    A run merges up to about a million records per region. Run the step again until it reports that there is nothing to
     do.
 
     Raises:
@@ -111,7 +111,7 @@ def merge_regions(
 
 
 def _metrics(works: Sequence[MergeWork], results: Sequence[MergeResult]) -> Metrics:
-    """Return the metrics. Input bytes are the bytes of the records in memory and of the removed splits."""
+    """Return the metrics. Input bytes count the records in memory and the removed splits."""
     rewritten = Metrics.of([each.rewrite for each in results])
     return replace(rewritten, bytes_in=rewritten.bytes_in + sum(each.size_bytes for each in works))
 

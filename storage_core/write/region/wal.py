@@ -1,16 +1,16 @@
 """Write-ahead log (WAL) of a region: append, find the tail, replay (docs/architecture/ingestion.md, "WAL").
 
 A put-if-absent at the next number is enough to check the epoch. A claim first commits a manifest with a higher epoch.
-Then the claim puts a sentinel, an entry without rows, at the first free number. The old writer skips only occupied
-numbers. So the next number of the old writer is never beyond the sentinel. The next put of the old writer collides with
-the sentinel. A writer reads the manifest only after a collision. Therefore every acknowledged entry is before the
-sentinel and is replayed. An append costs one PUT and no other request.
+Then the claim puts a sentinel, an entry without rows, at the first free number. The fenced writer skips a number only
+if an entry with this number exists. So the next number of the old writer is never beyond the sentinel. The next put of
+the old writer collides with the sentinel. A writer reads the manifest only after a collision. Therefore every
+acknowledged entry is before the sentinel and is replayed. An append costs one PUT and no other request.
 
 After a collision, the writer reads the entry at this number. The writer can skip an entry of a lower epoch. An entry
 with the same epoch from another process comes from a copy of the process. A fork() or a restored machine creates a copy
-of the writer's process. If the writer finds an entry of a copy, the writer ends, because the rows of the entry are
-acknowledged. If this writer flushed and moved the replay point past the entry, these rows would never be replayed
-(decision 0011).
+of the writer's process. If a writer finds an entry that a copy of its process wrote, the writer stops, because the rows
+of this entry are acknowledged. If this writer moved the replay point past the entry of the copy, no process would
+replay the rows of that entry (decision 0011).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _logger = logging.getLogger(__name__)
 IN_PAIRS = 8
 """The first entries of a tail, up to this number, are read two at a time.
 
-Most tails have fewer entries than this number, and the second GET of a pair detects the end of the tail.
+Most tails have fewer than `IN_PAIRS` entries. The second of the two GETs often detects the end of the tail.
 """
 
 TOGETHER = 16
-"""The number of entries that are read at a time in the rest of a longer tail."""
+"""After the first `IN_PAIRS` entries of a tail, a reader fetches this number of entries at a time."""
 
 _ENTRY_BYTES = 2048  # Approximate memory of an entry without its values.
 
@@ -180,7 +180,7 @@ def read_known(store: ObjectStore, region: str, entry: int, kept: KeptValues = N
 
 
 def belonging(logged: Logged, generation: int) -> Logged:
-    """Return an unflushed entry, with `generation` instead of a lower generation.
+    """Return an unflushed entry. If its generation is lower than `generation`, replace this number with `generation`.
 
     `generation` is the number of the next flush. A copy of the writer may flush a generation and omit an entry of this
     generation. The omitted entry then has a lower generation than the next flush (decision 0011).
@@ -193,8 +193,8 @@ def belonging(logged: Logged, generation: int) -> Logged:
 def is_of(entry: WalEntry, generation: int) -> bool:
     """Return whether an entry in the list of a generation can be part of this generation.
 
-    An entry of a lower generation can be part of this generation (see `belonging`). The entry must then contain its
-    number. An entry without its number could have been swapped with another entry.
+    An entry that names a lower generation can still be part of this generation (see `belonging`). An entry of a lower
+    generation must contain its own WAL number. An entry without its number could have been swapped with another entry.
     """
     return entry.generation == generation or (entry.generation < generation and entry.number is not None)
 
@@ -212,8 +212,8 @@ def read_tail(
 ) -> Iterator[Logged]:
     """Yield the entries with rows after entry `after`, in order, up to the last entry.
 
-    Raises `Corrupt` with the name of a torn or damaged entry, even if it is the last entry. Also raises `Corrupt` for a
-    missing entry before an existing entry.
+    Raises `Corrupt` with the name of a torn or damaged entry, even if it is the last entry. Also raises `Corrupt` if an
+    entry is missing and a later entry exists.
 
     Cost:
         One GET per entry that is not in `kept`, two at a time, and two more requests at the end. After `IN_PAIRS`
@@ -258,7 +258,8 @@ def _until_absent(store: ObjectStore, region: str, after: int, kept: KeptValues,
         for entry, logged in zip(numbers, entries, strict=True):
             if logged is None:
                 # Numbers have no gaps. If the next entry exists, this missing entry is a hole and not the end of the
-                # log. Otherwise, a writer wrote this entry and the next entry after the GET found no entry.
+                # log. If a second GET finds the missing entry, a writer wrote this entry and the next entry after the
+                # first GET.
                 later = entries[entry - first + 1 :]
                 if not (any(later) if later else exists(store, keys.wal_entry_key(region, entry + 1))):
                     return

@@ -63,7 +63,8 @@ from storage_core.write.region.wal import Logged, WalAppender
 #
 # The order of the steps matters:
 # 1. Commit the manifest with the higher epoch. A writer that loads this manifest detects the claim.
-# 2. Put the sentinel at the end of the WAL. A writer that has not loaded the manifest collides with the sentinel.
+# 2. Put the sentinel at the end of the WAL. The put of a writer that has not loaded the manifest fails, because the
+#    sentinel already has this number.
 # 3. Read the manifest once more. If another claim was made between steps 1 and 2, this claim fails before it
 # acknowledges anything.
 # 4. Replay the WAL. At this point, nobody can add an entry before the sentinel. A merge also claims a region if its
@@ -88,9 +89,9 @@ The caller sets the version and the writer of the manifest.
 class Claim:
     """A claimed region: the manifest, the WAL appender, and the entries outside all generations, in order.
 
-    `again` claims the region again for the same writer, if only merges have claimed it since. Requests and errors are
-    the same as for `claim`. `again` raises `WriterFenced` if another writer has claimed the region. `again` is None for
-    a merge, because a merge never claims a region again.
+    A call of `again` claims the region once more for the same writer. Since the first claim, only merges may have
+    claimed the region. Requests and errors are the same as for `claim`. `again` raises `WriterFenced` if another writer
+    has claimed the region. `again` is None for a merge, because a merge never claims a region again.
     """
 
     manifest: RegionManifest
@@ -122,7 +123,7 @@ def claim_idle(store: ObjectStore, seen: RegionManifest, *, record_schema: pa.Sc
 
     Makes the same requests as `claim`.
 
-    Raises `WriterFenced` if the region has another manifest. Also raises the other errors of `claim`.
+    Raises `WriterFenced` if the region has another manifest. Also raises every error that `claim` raises.
     """
 
     def follow(latest: RegionManifest | None) -> RegionManifest:
@@ -242,7 +243,7 @@ class RegionLog:
         ids: Ids,
         following: Following,
     ) -> None:
-        """Take over the result of a claim. `memtable` must be empty."""
+        """Create a writer from a claimed region. `memtable` must be empty."""
         self.stopped: TidemarkError | None = None
         self._store = claimed.appender.store
         self._clock = claimed.appender.clock

@@ -1,4 +1,4 @@
-"""The product in a trial, run as a user runs it.
+"""Tidemark as a user runs it, for the test of live operation (the trial).
 
 The processes are `tidemark ui` and its child processes, and the test can kill each of them.
 """
@@ -21,7 +21,7 @@ from typing import IO, Any, Self
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 CODE, DAEMON, WEBSERVER = "api grpc", "dagster._daemon", "pipelines.processes.webserver"
-"""Words in the command lines of the Dagster processes."""
+"""Each text occurs in the command line of one kind of Dagster process."""
 
 _LOCATION = {"repositoryName": "__repository__", "repositoryLocationName": "tidemark"}
 _INSTIGATORS = """{ repositoriesOrError { ... on RepositoryConnection { nodes {
@@ -103,7 +103,7 @@ class Product:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of a user in this folder, with the code of this repository."""
+        """The environment variables of this process. `PYTHONPATH` refers to this repository."""
         return {**os.environ, "PYTHONPATH": str(REPOSITORY)}
 
     @property
@@ -129,7 +129,7 @@ class Product:
         return [name for _, name in on]
 
     def look(self) -> Sequence[Process]:
-        """Return the processes of the product that descend from the first process, and remember them."""
+        """Return the running child processes of `tidemark ui`, and add the processes to `seen`."""
         assert self._main.poll() is None, "tidemark ui has ended"
         found = below(self._main.pid, processes())
         self.seen.update({(each.pid, each.started): each for each in found})

@@ -66,7 +66,7 @@ def declare(folder: Path, often: str, *, is_short: bool) -> None:
 
 
 def _shorter_settings() -> str:
-    """Return the Dagster settings of the product, with the shorter intervals."""
+    """Return the Dagster settings of Tidemark, with the shorter intervals of a trial."""
     text = SETTINGS.read_text(encoding="utf-8")
     for name, (product, trial) in _SHORTER.items():
         assert text.count(f"{name}: {product}\n") == 1

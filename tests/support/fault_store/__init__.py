@@ -1,7 +1,8 @@
 """A store whose requests fail as real requests do: lost replies, drops, late arrivals, outages, damage, crashes.
 
 A script sets the faults, with one step per request. The script selects requests by their kind and a part of their key,
-or by number. Alternatively, a seed chooses faults at given rates. A request without a step goes to the wrapped store.
+or by number. Alternatively, a seed chooses faults at given rates. If neither the script nor the seed has a step for a
+request, the wrapped store executes the request normally.
 """
 
 from tests.support.fault_store.faults import (

@@ -12,11 +12,12 @@ from tests.support.fault_store.faults import GetFault, ListFault
 
 
 def changed_content(fault: GetFault, data: bytes, random: Random, swapped: Callable[[], bytes]) -> bytes:
-    """Return the content that a get returns instead of `data`.
+    """Return the damaged content that a faulty get returns instead of the stored content `data`.
 
     If `data` is too short for a change, return `data`.
 
-    `swapped` returns the bytes of another object. For a refused request, the content does not change.
+    `swapped` returns the bytes of a different object than the requested object. For a refused request, the content does
+    not change.
     """
     match fault:
         case GetFault.TORN:
@@ -36,7 +37,7 @@ def changed_content(fault: GetFault, data: bytes, random: Random, swapped: Calla
 def changed_listing(
     fault: ListFault, found: Sequence[ObjectInfo], random: Random, page_keys: int
 ) -> Sequence[ObjectInfo]:
-    """Return the faulty listing that replaces `found`. One page of the listing has `page_keys` keys."""
+    """Return a faulty copy of the correct listing `found`. One page of the listing has `page_keys` keys."""
     pages = [list(found[start : start + page_keys]) for start in range(0, len(found), page_keys)]
     match fault:
         case ListFault.REORDERED:

@@ -12,7 +12,7 @@ from storage_core.store.meter import RequestKind
 
 
 class PutFault(StrEnum):
-    """Faults that a put request can have. In S3, a conflict is 409 or 412, refused is 503, unknown is a timeout."""
+    """Faults of a put. With S3, HTTP 409 or 412 is a conflict, 503 is a refusal, a timeout is an unknown outcome."""
 
     APPLIED_THEN_CONFLICT = "applied, the client library retried, the retry met our own object"
     APPLIED_THEN_UNKNOWN = "applied, the reply was lost"
@@ -24,7 +24,7 @@ class PutFault(StrEnum):
 
 
 class GetFault(StrEnum):
-    """Faults that a get or a ranged get can have. The stored object does not change."""
+    """Ways in which a get request, with or without a byte range, can fail. The stored object does not change."""
 
     REFUSED = "the get did not reach the store"
     TIMED_OUT = "no answer to the get came in time"
@@ -53,7 +53,7 @@ class ListFault(StrEnum):
 
 
 class DeleteFault(StrEnum):
-    """Faults that a request to delete one key can have."""
+    """Ways in which a request to delete one key can fail."""
 
     REFUSED = "the delete did not reach the store"
     APPLIED_THEN_UNAVAILABLE = "deleted, the connection broke"

@@ -1,7 +1,7 @@
-"""Reads in turn. Reads that are concurrent in production run immediately in the thread of the caller.
+"""Reads in turn. The thread of the caller immediately executes reads that are otherwise concurrent.
 
-After a fault, the scheduling of threads decides which other concurrent reads still start. A test that compares every
-request of two runs therefore needs reads that run one after another.
+If one of several concurrent reads fails, it depends on the scheduling of threads which of the remaining reads start. A
+test that compares every request of two runs therefore needs reads that run one after another.
 """
 
 from __future__ import annotations

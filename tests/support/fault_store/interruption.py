@@ -19,7 +19,7 @@ class Interruption:
     def __init__(self, fail_at: int | None = None, counts: Callable[[RequestKind, str], bool] | None = None) -> None:
         self._fail_at = fail_at
         self._counts = counts
-        self._lock = threading.Lock()  # without the lock, a lost count would let a later request fail first
+        self._lock = threading.Lock()  # without the lock, threads could count a request wrong
         self.requests = 0
 
     def __call__(self, kind: RequestKind, key: str) -> None:

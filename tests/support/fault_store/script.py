@@ -46,7 +46,7 @@ class Script:
 
 
 class Chances:
-    """Faults at given rates. The fault of a request depends only on the seed and on its kind, key and `repeat`.
+    """Faults at given rates. The seed and a request's kind, key and `repeat` determine its fault.
 
     The same seed therefore gives the same faults, even if requests of several keys overlap. The rates of one kind of
     request add up to at most 1.
@@ -72,7 +72,7 @@ class Chances:
         return next((fault for limit, fault in ladder if drawn < limit), None)
 
     def details(self, request: Request) -> Random:
-        """Return the random source for details of a fault, which are the bit, the list order or the swapped object."""
+        """Return a random source for details of a fault: the flipped bit, the listing order or the swapped object."""
         return Random(self._digest(request, "how"))
 
     def _digest(self, request: Request, what: str) -> bytes:
@@ -83,7 +83,8 @@ class Chances:
 class Fate:
     """Counter of the requests of one process.
 
-    The oldest matching script determines the step (fault) of each request. If no script matches, the step is random.
+    Several scripts may match a request. The oldest of these scripts determines the step (fault) of the request. If no
+    script matches a request, the step (fault) of this request is random.
 
     `trace` records all requests in order. Safe for any number of threads.
     """
@@ -101,12 +102,12 @@ class Fate:
             self._scripts.append(script)
 
     def clear_script(self) -> None:
-        """Drop all steps that have not happened yet. Random faults continue to occur."""
+        """Remove all scripted steps that were not applied to a request yet. Random faults continue to occur."""
         with self._lock:
             self._scripts.clear()
 
     def next_step(self, kind: RequestKind, key: str) -> tuple[Request, Step | None]:
-        """Number a request, and return it with its step."""
+        """Assign the next number to a request. Return the request and its step (fault)."""
         with self._lock:
             request = Request(len(self.trace), kind, key, self._repeats[kind, key])
             self._repeats[kind, key] += 1

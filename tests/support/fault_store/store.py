@@ -45,22 +45,22 @@ _REFUSALS: Mapping[Fault, int] = {
     ListFault.TIMED_OUT: TIMEOUT_MS,
     DeleteFault.REFUSED: 0,
 }
-"""These faults prevent the effect of a request that is not a put.
+"""With these faults, a get, list or delete request does not take effect.
 
-Each fault has the time until the caller gets the error.
+The value of each fault is the time in milliseconds after which the caller gets the error.
 """
 
 Watch = Callable[[RequestKind, str], object]
 
 
 class FaultStore:
-    """A wrapped store with scripted faults and faults by chance.
+    """A wrapped store with scripted faults and random faults.
 
-    A step of a script is one of three: a fault, an error instead of the request, or an action right before the request.
-    An action simulates another process. If several scripts match a request, the step comes from the oldest of these
-    scripts. For a request without a step, faults occur at the given rates. The seed decides these faults, so the same
-    seed and the same requests give the same `trace`. A delete of several keys counts as one request per key, so it can
-    stop in the middle.
+    Each step of a script is a fault, an error that the store raises instead of the request, or an action directly
+    before the request. An action simulates another process. If several scripts match a request, the step comes from the
+    oldest of these scripts. For a request without a step, faults occur at the given rates. The seed decides these
+    faults, so the same seed and the same requests give the same `trace`. A delete of several keys counts as one request
+    per key, so it can stop in the middle.
     """
 
     def __init__(
@@ -107,11 +107,11 @@ class FaultStore:
         self._fate.add(Script(lambda request: request.kind == kind and key in request.key, list(steps)))
 
     def at(self, number: int, step: Step) -> None:
-        """Apply the step to the request with this number. All kinds of requests to this store count, from 0."""
+        """Apply the step to the request with this number. The first request to this store has number 0."""
         self._fate.add(Script(lambda request: request.number == number, [step]))
 
     def clear_script(self) -> None:
-        """Drop all steps that have not happened yet. Delayed puts stay delayed."""
+        """Remove all scripted steps that were not applied yet. Delayed puts still wait for `deliver`."""
         self._fate.clear_script()
 
     def deliver(self, count: int | None = None) -> list[PutResult]:
@@ -255,7 +255,7 @@ class FaultStore:
         return changed_content(fault, data, random, lambda: read(self._another(request.key, random)))
 
     def _another(self, key: str, random: Random) -> str:
-        """Return the key of another object in the folder, or of the same object if it is the only one."""
+        """Return the key of a random other object in the folder of `key`. If there is no other object, return `key`."""
         folder = key.rpartition("/")[0]
         others = sorted(info.key for info in self._store.list(f"{folder}/" if folder else "") if info.key != key)
         return random.choice(others) if others else key

@@ -1,9 +1,9 @@
 """Print what delta-spark finds in a table, in one session. The program starts a JVM with the JARs of Delta Lake.
 
 - spark_delta.py PLACE VERSIONS_AS_JSON COLUMNS_AS_JSON STREAMED: read these versions, with the columns of each. The
-  program prints one JSON value. The value has the rows of each version, and the SQL count with a condition in the
-  newest version. The JSON value also has the results of a delete and a vacuum, and the rows of streams over another
-  table.
+  program prints one JSON value. The JSON value has the rows of each version. For the newest version, the value also has
+  the result of a SQL count with a condition. In addition, the JSON value has the results of a delete and a vacuum, and
+  the rows that streams read from the table STREAMED.
 - spark_delta.py EXPRESSION: print the number of rows of the data frame.
 """
 
