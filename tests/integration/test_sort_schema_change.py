@@ -171,7 +171,7 @@ def test_an_owed_resort_is_in_the_status_and_no_sensor_is_missed_for_it(tmp_path
     assert looked.status is not None
     assert looked.status.pending == {"resort": PendingWork(count=1, unit="windows", bytes=size)}
     assert record_of(looked, None)["pending"] == {"resort": {"count": 1, "unit": "windows", "bytes": size}}
-    assert 'tidemark_owed{table="logs",step="resort",unit="windows"} 1' in metrics_text(found, {})
+    assert 'tidemark_pending{table="logs",step="resort",unit="windows"} 1' in metrics_text(found, {})
     assert held_back(found, [declaration], tmp_path, now_ms=0) == {}
 
     assert resort(table.refresh()).status == "committed"
