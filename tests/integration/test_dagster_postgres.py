@@ -147,7 +147,7 @@ def test_what_is_no_url_of_postgresql_is_refused_without_repeating_it(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(POSTGRES, url)
-    with pytest.raises(InvalidInput, match=f"{POSTGRES} is .*Set it to postgresql://") as refused:
+    with pytest.raises(InvalidInput, match=f"{POSTGRES} is .*Set {POSTGRES} to postgresql://") as refused:
         PostgresHistory.from_config_value(None, {})
     assert "s3cret" not in str(refused.value)
 

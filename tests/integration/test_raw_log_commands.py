@@ -102,7 +102,7 @@ def test_no_lines_are_nothing_to_do(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (["append", "./a", "-", "--table", "No Table"], "a table name"),
+        (["append", "./a", "-", "--table", "No Table"], "is not a valid table name"),
         (["append", "./a", "none.ndjson", "--table", "t"], "no such file"),
         (["append", "./a", ".", "--table", "t"], "is a folder"),
         (["append", "./a", "-", "--table", "t", "--format", "csv"], "NDJSON"),
