@@ -55,8 +55,8 @@ from storage_core.write.region.spec import PARALLEL_REGIONS, read_registry, whol
 # A part contains the typed rows of one task for one region. Parts are needed until the generation is written (decision
 # 0031). A part is a data file in the directory of a generation, but not in any manifest. The collector treats a part
 # like a data file of a distributor that stopped before it wrote the manifest. Only the task that received the name
-# reads the part. The collector deletes old parts. The tasks exchange parts, so each record is decoded and converted
-# only once. The records do not pass through the driver or through shuffles.
+# reads the part. The collector deletes old parts. The tasks pass parts to each other, so each record is decoded and
+# converted only once. The records do not pass through the driver or through shuffles.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
