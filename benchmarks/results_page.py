@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.metrics import Metric
 
@@ -309,12 +310,16 @@ _PEERS: Final[Mapping[str, str]] = {
 
 
 @cache
+def _stored(benchmark: str) -> Mapping[str, Any]:
+    """Return the stored results of a benchmark. The result is empty if the benchmark has not been measured."""
+    path = FOLDER / f"{benchmark}.json"
+    found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
+
+
 def metrics(benchmark: str) -> tuple[Metric, ...]:
     """Return the stored metrics of a benchmark. The result is empty if the benchmark has not been measured."""
-    path = FOLDER / f"{benchmark}.json"
-    if not path.exists():
-        return ()
-    stored = json.loads(path.read_text(encoding="utf-8"))["metrics"]
+    stored = _stored(benchmark).get("metrics", ())
     return tuple(Metric(**{name: value for name, value in each.items() if name != "holds"}) for each in stored)
 
 
@@ -353,6 +358,9 @@ def _sections() -> Iterator[str]:
             cells = (row.what, value, _PEERS.get(row.against, row.against), shown, wanted, f"`{row.benchmark}`")
             yield f"| {' | '.join(cells)} |"
         yield ""
+        for benchmark in dict.fromkeys(row.benchmark for row in rows):
+            if remark := _stored(benchmark).get("note"):
+                yield textwrap.fill(f"`{benchmark}`: {remark}", 120, break_on_hyphens=False) + "\n"
 
 
 def _number(value: float) -> str:
